@@ -1,0 +1,306 @@
+"""The config file: its schema, its errors, and the slice of it that each worker gets."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from splitreel.errors import ConfigError
+from splitreel.request import Stage
+
+DTYPES = ("bfloat16", "float32", "float16")
+Workflow = Literal["t2va", "fl2va", "ref2va"]
+DtypeName = Literal["bfloat16", "float32", "float16"]
+
+# The names that a role may have without saying which stages it holds.
+STAGES_OF_ROLE: dict[str, tuple[Stage, ...]] = {
+    "encoder_decoder": (Stage.ENCODE, Stage.DECODE),
+    "encoder_dit": (Stage.ENCODE, Stage.DENOISE),
+    "dit_decoder": (Stage.DENOISE, Stage.DECODE),
+    "encoder": (Stage.ENCODE,),
+    "dit": (Stage.DENOISE,),
+    "dit_ref": (Stage.DENOISE,),
+    "decoder": (Stage.DECODE,),
+    "all": (Stage.ENCODE, Stage.DENOISE, Stage.DECODE),
+}
+
+
+@dataclass(frozen=True)
+class RoleSpec:
+    """What one worker is told, and all it is told. Picked field by field, so that nothing else can leak into it."""
+
+    role: str
+    stages: tuple[Stage, ...]
+    workflows: tuple[str, ...]
+    model_path: str
+    revision: str | None
+    device: str
+    dtypes: tuple[tuple[str, str], ...]
+    threads: int | None
+
+    def torch_dtype(self, component: str) -> Any:
+        """The torch dtype that a component is loaded in."""
+        import torch
+
+        names = dict(self.dtypes)
+        return getattr(torch, names.get(component, names["default"]))
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class ModelConfig(_Section):
+    """Which model, and what it is asked to make."""
+
+    path: str = Field(description="A local directory, a hub id such as MiniMaxAI/MiniMax-H3, or tiny.", min_length=1)
+    workflow: Workflow | list[Workflow] = Field(
+        default="t2va", description="t2va (text), fl2va (first/last keyframe), ref2va (references), or a list."
+    )
+    revision: str | None = Field(default=None, description="A hub branch, tag or commit.")
+
+    @property
+    def workflows(self) -> tuple[str, ...]:
+        """The workflows served, as a tuple."""
+        return (self.workflow,) if isinstance(self.workflow, str) else tuple(dict.fromkeys(self.workflow))
+
+
+class ClusterConfig(_Section):
+    """Where the roles run."""
+
+    address: str = Field(
+        default="auto",
+        description="HOST:PORT of a Ray head, auto (a running Ray on this machine or RAY_ADDRESS), embedded (start two "
+        "nodes on this machine for this session), or local (no Ray: everything in this process).",
+        min_length=1,
+    )
+    transport: Literal["object_store"] = "object_store"
+    nodes: int = Field(default=2, ge=1, le=16, description="embedded only: how many nodes to start.")
+
+
+class RoleConfig(_Section):
+    """One role: its stages, where its workers run, and how they compute."""
+
+    stages: list[Stage] | None = Field(default=None, description="Needed only when the role's name does not say it.")
+    workflows: list[Workflow] | None = Field(default=None, description="Fewer workflows than the model section names.")
+    node: str | None = Field(default=None, description="Address, host name, node id or label (key=value) of the node.")
+    nodes: list[str] | None = Field(default=None, description="Several nodes: one worker on each.")
+    device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
+    num_gpus: float | None = Field(default=None, ge=0, description="Default: 1 for cuda, 0 for cpu.")
+    dtype: DtypeName | dict[str, DtypeName] = Field(
+        default="bfloat16", description="One for all components, or per component with a `default`."
+    )
+    threads: int | None = Field(
+        default=None, ge=1, description="CPU threads of the stage. Results may differ in the last bit between counts."
+    )
+    model_path: str | None = Field(default=None, description="Where this role's node keeps the model, if elsewhere.")
+    env: dict[str, str] = Field(default_factory=dict, description="Environment variables of the worker.")
+
+    @field_validator("stages", mode="before")
+    @classmethod
+    def _stage_names(cls, value: Any) -> Any:
+        if isinstance(value, list):
+            for item in value:
+                if item not in list(Stage):
+                    raise ValueError(f"expected stages out of {', '.join(Stage)}, found {item!r}")
+            return [Stage(item) for item in value]
+        return value
+
+    @field_validator("dtype")
+    @classmethod
+    def _dtype_default(cls, value: Any) -> Any:
+        if isinstance(value, dict) and "default" not in value:
+            raise ValueError("expected a `default` among the components, e.g. {default: bfloat16, vae: float32}")
+        return value
+
+    @property
+    def placements(self) -> tuple[str | None, ...]:
+        """One entry per worker: the node asked for, None for any."""
+        return tuple(self.nodes) if self.nodes is not None else (self.node,)
+
+    @property
+    def gpus(self) -> float:
+        """GPUs that each worker takes."""
+        return self.num_gpus if self.num_gpus is not None else float(self.device.startswith("cuda"))
+
+
+class EngineConfig(_Section):
+    """Bounds and deadlines. Times in seconds."""
+
+    max_in_flight: int = Field(default=3, ge=1, le=1024, description="Requests between encode's start and decode's end.")
+    max_waiting: int = Field(default=64, ge=0, description="Admitted requests that have not started; one more is refused.")
+    retries: int = Field(default=1, ge=0, le=10, description="How often a stage runs again after its worker was lost.")
+    start_timeout: float = Field(default=1800.0, gt=0, description="Until every role is resident.")
+    request_timeout: float = Field(default=7200.0, gt=0, description="From the start of encode to the film.")
+    stage_timeout: float = Field(default=3600.0, gt=0, description="For one stage.")
+    heartbeat: float = Field(default=5.0, gt=0, description="How often a worker must answer.")
+    lost_after: float = Field(default=30.0, gt=0, description="Silence after which a worker counts as lost.")
+
+
+class Config(_Section):
+    """The whole file."""
+
+    model: ModelConfig
+    cluster: ClusterConfig = ClusterConfig()
+    roles: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")], RoleConfig] = Field(min_length=1)
+    engine: EngineConfig = EngineConfig()
+
+    @model_validator(mode="after")
+    def _whole(self) -> Config:
+        for name, role in self.roles.items():
+            stages = self.stages_of(name)
+            if len(set(stages)) != len(stages) or not stages:
+                raise ValueError(f"roles.{name}.stages: expected each stage once, found {list(stages)}")
+            if role.node is not None and role.nodes is not None:
+                raise ValueError(f"roles.{name}: expected node or nodes, found both")
+            if role.nodes is not None and not role.nodes:
+                raise ValueError(f"roles.{name}.nodes: expected at least one node, found an empty list")
+            extra = set(role.workflows or ()) - set(self.model.workflows)
+            if extra:
+                raise ValueError(
+                    f"roles.{name}.workflows: expected some of model.workflow ({', '.join(self.model.workflows)}), found "
+                    f"{', '.join(sorted(extra))}"
+                )
+        for workflow in self.model.workflows:
+            for stage in Stage:
+                if not any(
+                    stage in self.stages_of(name) and workflow in (role.workflows or self.model.workflows)
+                    for name, role in self.roles.items()
+                ):
+                    raise ValueError(
+                        f"roles: expected one that holds {stage} for {workflow}, found none among {', '.join(self.roles)}"
+                    )
+        return self
+
+    def stages_of(self, role: str) -> tuple[Stage, ...]:
+        """The stages that a role holds."""
+        stages = self.roles[role].stages
+        if stages is not None:
+            return tuple(stages)
+        if role not in STAGES_OF_ROLE:
+            raise ValueError(
+                f"roles.{role}.stages: expected the stages of this role, e.g. [encode, decode]. Only these names imply "
+                f"them: {', '.join(STAGES_OF_ROLE)}"
+            )
+        return STAGES_OF_ROLE[role]
+
+    def role_spec(self, role: str, *, model_path: str) -> RoleSpec:
+        """The slice that a worker of `role` gets."""
+        settings = self.roles[role]
+        dtypes = {"default": settings.dtype} if isinstance(settings.dtype, str) else dict(settings.dtype)
+        return RoleSpec(
+            role=role,
+            stages=self.stages_of(role),
+            workflows=tuple(settings.workflows or self.model.workflows),
+            model_path=settings.model_path or model_path,
+            revision=self.model.revision,
+            device=settings.device,
+            dtypes=tuple(sorted(dtypes.items())),
+            threads=settings.threads,
+        )
+
+
+def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Config:
+    """Read a YAML file and apply `a.b=c` overrides. Raises ConfigError that names every wrong setting by its path."""
+    file = Path(path)
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"config: expected a readable YAML file at {file}, found {error}.") from error
+    try:
+        content = yaml.load(text, Loader=_UniqueKeys)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"config: expected YAML in {file}, found {error}.") from error
+    if not isinstance(content, dict):
+        raise ConfigError(
+            f"config: expected a mapping with model, cluster, roles and engine in {file}, found "
+            f"{'nothing' if content is None else type(content).__name__}."
+        )
+    return parse_config(content, overrides, origin=str(file))
+
+
+def parse_config(content: Mapping[str, Any], overrides: Sequence[str] = (), *, origin: str = "config") -> Config:
+    """Check plain data against the schema. Raises ConfigError."""
+    merged = dict(content)
+    for override in overrides:
+        merged = apply_override(merged, override)
+    try:
+        return Config.model_validate(merged)
+    except ValidationError as error:
+        raise ConfigError("\n".join(f"{origin}: {line}" for line in _explain(error))) from None
+
+
+def apply_override(content: Mapping[str, Any], override: str) -> dict[str, Any]:
+    """A copy with one `a.b=c` applied; the value is read as YAML."""
+    key, separator, text = override.partition("=")
+    parts = key.strip().split(".")
+    if not separator or not all(parts):
+        raise ConfigError(f"--set {override}: expected SECTION.NAME=VALUE, for example engine.max_in_flight=2.")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--set {override}: expected a YAML value after the equals sign, found {error}.") from error
+    copy = dict(content)
+    target = copy
+    for part in parts[:-1]:
+        inner = target.get(part)
+        if inner is not None and not isinstance(inner, Mapping):
+            raise ConfigError(f"--set {override}: {part} is no section of the config.")
+        target[part] = dict(inner or {})
+        target = target[part]
+    target[parts[-1]] = value
+    return copy
+
+
+def _explain(error: ValidationError) -> list[str]:
+    lines = []
+    for item in error.errors(include_url=False):
+        path = ".".join(str(part) for part in item["loc"] if not _is_union_tag(part))
+        found = item["input"]
+        if item["type"] == "extra_forbidden":
+            lines.append(f"{path}: unknown setting. {_closest(item['loc'])}")
+        elif item["type"] == "missing":
+            lines.append(f"{path}: expected a value, found none.")
+        elif item["type"] == "value_error":
+            message = str(item["ctx"]["error"])
+            lines.append(f"{path}: {message}." if path else f"{message}.")
+        else:
+            lines.append(f"{path}: {item['msg'][0].lower()}{item['msg'][1:]}, found {found!r}.")
+    return list(dict.fromkeys(lines))
+
+
+def _is_union_tag(part: int | str) -> bool:
+    return isinstance(part, str) and (part.startswith(("literal[", "list[", "dict[")) or part == "[key]")
+
+
+def _closest(location: tuple[int | str, ...]) -> str:
+    sections: dict[str, type[BaseModel]] = {
+        "model": ModelConfig,
+        "cluster": ClusterConfig,
+        "roles": RoleConfig,
+        "engine": EngineConfig,
+    }
+    section = sections.get(str(location[0]), Config) if len(location) > 1 else Config
+    names = list(section.model_fields)
+    near = difflib.get_close_matches(str(location[-1]), names, n=1)
+    return f"Did you mean {near[0]}?" if near else f"Known here: {', '.join(names)}."
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML that refuses a key given twice, where plain YAML silently keeps the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+            if key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} twice", key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep=deep)

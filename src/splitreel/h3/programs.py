@@ -1,0 +1,241 @@
+"""The three stages as programs: payload in, diffusers' blocks, payload out. No model code of our own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from diffusers.modular_pipelines import BlockState, ModularPipelineBlocks
+from diffusers.modular_pipelines.modular_pipeline_utils import InputParam
+from torch import nn
+
+from splitreel.errors import InvalidPayload
+from splitreel.h3.cut import stage_blocks
+from splitreel.h3.films import film_tensors
+from splitreel.h3.geometry import FPS, Geometry, GeometryPipeline
+from splitreel.h3.media import encode_inputs
+from splitreel.h3.payloads import FILM, KINDS, SCHEMA
+from splitreel.h3.watch import ModuleWatch
+from splitreel.request import Stage
+from splitreel.roles.checkpoint import Checkpoint
+from splitreel.roles.control import StageControl
+from splitreel.wire import Header, Payload
+
+# Values of the request that travel on with every payload.
+_CARRIED = ("num_frames", "height", "width", "steps", "seed", "output")
+
+
+class EncodeProgram:
+    """Prompt, keyframes and references → prompt states and condition latents."""
+
+    def __init__(self, workflow: str, pipeline: GeometryPipeline, watches: Watches) -> None:
+        self._workflow = workflow
+        self._pipeline = pipeline
+        self._watches = watches
+
+    def __call__(self, payload: Payload, control: StageControl) -> Payload:
+        inputs = encode_inputs(payload, self._pipeline.geometry)
+        with self._watches.layers.reporting(control, self._watches.num_layers), self._watches.encoder.reporting(control):
+            state = self._pipeline(**inputs)
+        names = ["prompt_embeds", "text_token_tags"]
+        values: dict[str, Any] = {}
+        if self._workflow != "t2va":
+            names.append("condition_latents")
+        if self._workflow == "fl2va":
+            values["keyframe_anchors"] = list(state.get("keyframe_anchors"))
+        if self._workflow == "ref2va":
+            names.append("audio_condition_latents")
+            values["references"] = [
+                {"kind": reference.kind, "has_audio": bool(reference.has_audio)}
+                for reference in state.get("normalized_references")
+            ]
+        return _onward(payload, Stage.DENOISE, {name: state.get(name) for name in names}, values)
+
+
+class DenoiseProgram:
+    """Prompt states and condition latents → latents. The noise is drawn here, on the CPU, from the request's seed."""
+
+    def __init__(self, workflow: str, pipeline: GeometryPipeline, report: StepReport) -> None:
+        self._workflow = workflow
+        self._pipeline = pipeline
+        self._report = report
+
+    def __call__(self, payload: Payload, control: StageControl) -> Payload:
+        values = payload.header.values
+        inputs: dict[str, Any] = {
+            **payload.tensors,
+            "num_frames": values["num_frames"],
+            "height": values["height"],
+            "width": values["width"],
+            "num_inference_steps": values["steps"],
+            "generator": torch.Generator("cpu").manual_seed(values["seed"]),
+        }
+        if self._workflow == "fl2va":
+            inputs["keyframe_anchors"] = tuple(values["keyframe_anchors"])
+        if self._workflow == "ref2va":
+            inputs["normalized_references"] = [ReferenceShape(**item) for item in values["references"]]
+        with self._report.reporting(control):
+            state = self._pipeline(**inputs)
+        tensors = {"latents": state.get("latents"), "audio_latents": state.get("audio_latents")}
+        return _onward(payload, Stage.DECODE, tensors, {"transformer_calls": self._report.calls})
+
+
+class ReferenceShape:
+    """What the ref2va layout reads of a reference: its kind and whether it has sound. The media stay behind."""
+
+    def __init__(self, kind: str, has_audio: bool) -> None:
+        self.kind = kind
+        self.has_audio = has_audio
+
+
+class DecodeProgram:
+    """Latents → film, in the form that the request asked for."""
+
+    def __init__(self, pipeline: GeometryPipeline, watches: Watches) -> None:
+        self._pipeline = pipeline
+        self._watches = watches
+
+    def __call__(self, payload: Payload, control: StageControl) -> Payload:
+        latents = payload.tensors["latents"]
+        assert isinstance(latents, torch.Tensor)
+        vae = self._pipeline.vae
+        with self._watches.decoder.reporting(control, decoder_calls(vae, self._pipeline.geometry, latents.shape)):
+            state = self._pipeline(latents=latents, audio_latents=payload.tensors["audio_latents"], output_type="pt")
+        video, sound = state.get("videos")[0], state.get("audio")[0]
+        for name, tensor in (("video", video), ("sound", sound)):
+            if not bool(torch.isfinite(tensor).all()):
+                raise InvalidPayload(f"decoded {name}: expected finite values, found NaN or infinity.", field=name)
+        values = payload.header.values
+        with control.span("encode_file"):
+            tensors = film_tensors(video, sound, output=values["output"], sample_rate=state.get("sampling_rate"))
+        header = payload.header
+        return Payload(
+            Header(
+                request_id=header.request_id,
+                workflow=header.workflow,
+                kind=FILM,
+                schema=SCHEMA,
+                geometry=header.geometry,
+                values={
+                    **_carried(values),
+                    "transformer_calls": values["transformer_calls"],
+                    "fps": FPS,
+                    "sample_rate": int(state.get("sampling_rate")),
+                },
+                trace=header.trace,
+            ),
+            tensors,
+        )
+
+
+class StepReport(ModularPipelineBlocks):  # type: ignore[misc]
+    """A block of our own at the end of diffusers' denoising loop: reports each step, and stops there when asked to."""
+
+    model_name = "minimax-h3"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._control: StageControl | None = None
+        self.calls = 0
+
+    @property
+    def description(self) -> str:
+        return "Reports that a denoising step is done."
+
+    @property
+    def inputs(self) -> list[InputParam]:
+        return [InputParam("timesteps", type_hint=torch.Tensor, required=True)]
+
+    def reporting(self, control: StageControl) -> StepReport:
+        """Attach the control of the run that follows; a context manager."""
+        self._control = control
+        self.calls = 0
+        return self
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *exc: object) -> None:
+        self._control = None
+
+    def __call__(self, components: Any, block_state: BlockState, i: int, t: torch.Tensor) -> tuple[Any, BlockState]:
+        self.calls = i + 1
+        if self._control is not None:
+            self._control.step("step", i + 1, len(block_state.timesteps))
+        return components, block_state
+
+
+class Watches:
+    """The hooks on one role's components; shared by all its programs."""
+
+    def __init__(self, components: Mapping[str, Any]) -> None:
+        layers: list[nn.Module] = []
+        if "text_encoder" in components:
+            layers = list(components["text_encoder"].model.language_model.layers)
+        vae = components.get("vae")
+        self.num_layers = len(layers)
+        self.layers = ModuleWatch(layers, "layer")
+        self.encoder = ModuleWatch([vae.encoder] if vae is not None else [], "tile")
+        self.decoder = ModuleWatch([vae.decoder] if vae is not None else [], "chunk")
+
+
+def build_pipeline(
+    workflow: str, stage: Stage, components: Mapping[str, Any], checkpoint: Checkpoint, geometry: Geometry
+) -> tuple[GeometryPipeline, StepReport]:
+    """diffusers' pipeline over the blocks of one stage, with the components that these blocks declare."""
+    blocks = stage_blocks(workflow, stage)
+    report = StepReport()
+    if stage is Stage.DENOISE:
+        loop = blocks.sub_blocks["denoise.denoise"]
+        loop.sub_blocks.insert("report", report, len(loop.sub_blocks))
+        loop.set_progress_bar_config(disable=True)
+    pipeline = GeometryPipeline(blocks=blocks, pretrained_model_name_or_path=str(checkpoint.root), local_files_only=True)
+    pipeline.geometry = geometry
+    names = [spec.name for spec in blocks.expected_components if spec.default_creation_method == "from_pretrained"]
+    pipeline.update_components(**{name: components[name] for name in names})
+    return pipeline, report
+
+
+def decoder_calls(vae: Any, geometry: Geometry, shape: torch.Size) -> int:
+    """How often the VAE's decoder runs for latents (1, C, T, h, w): temporal chunks times spatial tiles."""
+    chunks = max(1, (shape[2] - 2) // geometry.latents_per_chunk)
+    if not vae.use_tiling:
+        return chunks
+    rows = _tiles(shape[3] * geometry.spatial_ratio, vae.tile_sample_min_height, vae.tile_sample_min_overlap_height)
+    columns = _tiles(shape[4] * geometry.spatial_ratio, vae.tile_sample_min_width, vae.tile_sample_min_overlap_width)
+    return chunks * rows * columns
+
+
+def _tiles(length: int, tile: int, overlap: int) -> int:
+    return 1 if tile >= length else -(-(length - overlap) // (tile - overlap))
+
+
+def check_input_names(pipeline: GeometryPipeline, names: list[str]) -> None:
+    """Raise when a name is no input of the pipeline's blocks; diffusers itself would only warn and ignore it."""
+    known = {param.name for param in pipeline.blocks.inputs}
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise InvalidPayload(f"{', '.join(unknown)}: no input of these blocks; they take {', '.join(sorted(map(str, known)))}.")
+
+
+def _carried(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: values[name] for name in _CARRIED}
+
+
+def _onward(payload: Payload, to: Stage, tensors: Mapping[str, Any], values: Mapping[str, Any]) -> Payload:
+    header = payload.header
+    return Payload(
+        Header(
+            request_id=header.request_id,
+            workflow=header.workflow,
+            kind=KINDS[to],
+            schema=SCHEMA,
+            geometry=header.geometry,
+            values={**_carried(header.values), **values},
+            trace=header.trace,
+        ),
+        tensors,
+    )
+
+

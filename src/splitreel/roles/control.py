@@ -1,0 +1,72 @@
+"""How a running stage talks to the outside: it reports steps and learns that it should stop."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from splitreel.errors import SplitreelError
+from splitreel.request import Stage
+
+
+class StageStopped(SplitreelError):
+    """Raised inside a stage that was asked to stop. Details: `done`, `total`, `unit`."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a stage is. `unit`: what is counted (`layer`, `step`, `chunk`); `seconds` since the stage began."""
+
+    request_id: str
+    stage: Stage
+    unit: str
+    done: int
+    total: int
+    seconds: float
+
+
+class StageControl:
+    """One run of one stage. `report` is called in the stage's thread; `stop` may be called from any."""
+
+    def __init__(self, request_id: str, stage: Stage, report: Callable[[Progress], None] | None = None) -> None:
+        self.request_id = request_id
+        self.stage = stage
+        self.spans: list[tuple[str, float]] = []
+        self._report = report
+        self._stopping = threading.Event()
+        self._began = time.monotonic()
+        self._last = Progress(request_id, stage, "", 0, 0, 0.0)
+
+    def stop(self) -> None:
+        """Ask the stage to end at its next step."""
+        self._stopping.set()
+
+    def check(self) -> None:
+        """Raise StageStopped if the stage was asked to end."""
+        if self._stopping.is_set():
+            last = self._last
+            raise StageStopped(
+                f"{self.stage} stopped after {last.unit or 'step'} {last.done} of {last.total}",
+                done=last.done,
+                total=last.total,
+                unit=last.unit,
+            )
+
+    def step(self, unit: str, done: int, total: int) -> None:
+        """Report that `done` of `total` are behind, then stop here if asked to."""
+        self._last = Progress(self.request_id, self.stage, unit, done, total, time.monotonic() - self._began)
+        if self._report is not None:
+            self._report(self._last)
+        self.check()
+
+    @contextmanager
+    def span(self, name: str) -> Iterator[None]:
+        """Time a part of the stage on this machine's monotonic clock."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.spans.append((name, time.monotonic() - began))

@@ -1,0 +1,73 @@
+"""What a model brings so that roles can load and run it. `h3` is the first to do so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from splitreel.request import Stage
+from splitreel.roles.checkpoint import Checkpoint, ComponentFiles
+from splitreel.roles.control import StageControl
+from splitreel.wire import Payload, PayloadSpec
+
+
+class GeometryFacts(Protocol):
+    """The facts of a checkpoint that every role must agree on."""
+
+    @property
+    def fingerprint(self) -> str:
+        """A short digest; equal exactly when all facts are equal."""
+        ...
+
+    def to_dict(self) -> dict[str, Any]:
+        """The facts as plain data, to show where two checkpoints differ."""
+        ...
+
+
+class StageProgram(Protocol):
+    """One stage of one workflow, ready to run on the components it was built with."""
+
+    def __call__(self, payload: Payload, control: StageControl) -> Payload:
+        """Turn the stage's input payload into its output payload."""
+        ...
+
+
+class ModelDefinition(Protocol):
+    """A model: its workflows, its cut, its payloads and the programs of its stages. Must pickle."""
+
+    @property
+    def name(self) -> str:
+        """Shown to people."""
+        ...
+
+    @property
+    def schema(self) -> tuple[int, int]:
+        """Version of its payloads, (major, minor)."""
+        ...
+
+    @property
+    def workflows(self) -> tuple[str, ...]:
+        """Every workflow it has."""
+        ...
+
+    def components(self, workflows: Sequence[str], stages: Sequence[Stage]) -> tuple[ComponentFiles, ...]:
+        """The components that these stages of these workflows need, and the files each must have."""
+        ...
+
+    def read_geometry(self, checkpoint: Checkpoint, workflows: Sequence[str]) -> GeometryFacts:
+        """Read the facts from the components' configurations. Raises CheckpointError."""
+        ...
+
+    def component_class(self, name: str) -> type:
+        """The class that a component is loaded with."""
+        ...
+
+    def payload_spec(self, stage: Stage, workflow: str, geometry: Any) -> PayloadSpec:
+        """What `stage` takes in."""
+        ...
+
+    def build_stage(
+        self, stage: Stage, workflow: str, components: Mapping[str, Any], checkpoint: Checkpoint, geometry: Any
+    ) -> StageProgram:
+        """Make the program of one stage from loaded components."""
+        ...

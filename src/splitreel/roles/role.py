@@ -1,0 +1,155 @@
+"""A role: the components of some stages, loaded once, and the programs that run on them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from splitreel.config import RoleSpec
+from splitreel.errors import MissingComponent, SplitreelError
+from splitreel.request import Stage
+from splitreel.roles.checkpoint import Checkpoint, open_checkpoint
+from splitreel.roles.control import StageControl
+from splitreel.roles.definition import GeometryFacts, ModelDefinition, StageProgram
+from splitreel.wire import Payload
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class LoadProgress:
+    """How far loading is: `component` is done, the `done`-th of `total`; its resident bytes; seconds it took."""
+
+    component: str
+    done: int
+    total: int
+    num_bytes: int
+    seconds: float
+
+
+class Role:
+    """Loads and runs. Use in order: `prepare()`, `load()`, `run()`; one run at a time."""
+
+    def __init__(self, model: ModelDefinition, spec: RoleSpec) -> None:
+        self.model = model
+        self.spec = spec
+        self.resident: dict[str, int] = {}
+        self._checkpoint: Checkpoint | None = None
+        self._geometry: GeometryFacts | None = None
+        self._programs: dict[tuple[str, Stage], StageProgram] = {}
+
+    @property
+    def geometry(self) -> GeometryFacts:
+        """The checkpoint's geometry, known after `prepare()`."""
+        if self._geometry is None:
+            raise RuntimeError("prepare() has not run")
+        return self._geometry
+
+    def prepare(self) -> GeometryFacts:
+        """Find the files, check that they are whole, read the geometry. Seconds; loads no weight.
+
+        Raises CheckpointError naming component and file.
+        """
+        needs = self.model.components(self.spec.workflows, self.spec.stages)
+        checkpoint = open_checkpoint(
+            self.spec.model_path, components=[need.name for need in needs], revision=self.spec.revision
+        )
+        checkpoint.check(needs)
+        self._geometry = self.model.read_geometry(checkpoint, self.spec.workflows)
+        self._checkpoint = checkpoint
+        _check_device(self.spec.device)
+        return self._geometry
+
+    def load(self, report: Callable[[LoadProgress], None] | None = None) -> None:
+        """Load this role's components, and nothing else. Raises MissingComponent with the original cause."""
+        checkpoint, geometry = self._checkpoint, self.geometry
+        if checkpoint is None:
+            raise RuntimeError("prepare() has not run")
+        names = [need.name for need in self.model.components(self.spec.workflows, self.spec.stages)]
+        components: dict[str, Any] = {}
+        for index, name in enumerate(names):
+            began = time.monotonic()
+            components[name] = self._load_component(name, checkpoint)
+            self.resident[name] = _resident_bytes(components[name])
+            progress = LoadProgress(name, index + 1, len(names), self.resident[name], time.monotonic() - began)
+            logger.info("loaded %s: %d bytes in %.2f s", name, progress.num_bytes, progress.seconds)
+            if report is not None:
+                report(progress)
+        for workflow in self.spec.workflows:
+            for stage in self.spec.stages:
+                self._programs[workflow, stage] = self.model.build_stage(
+                    stage, workflow, components, checkpoint, geometry
+                )
+
+    def _load_component(self, name: str, checkpoint: Checkpoint) -> Any:
+        cls = self.model.component_class(name)
+        is_module = issubclass(cls, torch.nn.Module)
+        options: dict[str, Any] = {"dtype": self.spec.torch_dtype(name)} if is_module else {}
+        try:
+            component = cls.from_pretrained(str(checkpoint.root), subfolder=name, local_files_only=True, **options)  # type: ignore[attr-defined]
+            if is_module:
+                component = component.to(self.spec.device).eval().requires_grad_(False)
+        except SplitreelError:
+            raise
+        except Exception as error:
+            raise MissingComponent(
+                f"{name}: expected {cls.__name__} to load from {checkpoint.root / name}, found "
+                f"{type(error).__name__}: {error}",
+                component=name,
+                file=str(checkpoint.root / name),
+            ) from error
+        return component
+
+    def run(self, stage: Stage, payload: Payload, control: StageControl) -> Payload:
+        """Run one stage; the payload is checked on arrival. Raises WireError, StageStopped or the stage's own error."""
+        workflow = payload.header.workflow
+        program = self._programs.get((workflow, stage))
+        if program is None:
+            raise RuntimeError(f"role {self.spec.role} has no {stage} for {workflow}")
+        if self.spec.threads is not None and torch.get_num_threads() != self.spec.threads:
+            # OpenMP keeps this number per thread, so it is set where the stage runs.
+            torch.set_num_threads(self.spec.threads)
+        spec = self.model.payload_spec(stage, workflow, self.geometry)
+        spec.check(payload, geometry=self.geometry.fingerprint)
+        payload = spec.place(payload, self.spec.device)
+        control.check()
+        with torch.inference_mode():
+            result = program(payload, control)
+        following = stage.following
+        if following is not None:
+            result_spec = self.model.payload_spec(following, workflow, self.geometry)
+            result_spec.check(result, geometry=self.geometry.fingerprint)
+        return result
+
+    def unload(self) -> None:
+        """Forget the components and give device memory back."""
+        self._programs.clear()
+        self.resident.clear()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def _check_device(device: str) -> None:
+    kind = torch.device(device).type
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise MissingComponent(
+            f"device: expected {device}, found no CUDA device (torch {torch.__version__}). Set device: cpu or run where "
+            "a GPU is.",
+            component="device",
+            file="",
+        )
+
+
+def _resident_bytes(component: Any) -> int:
+    if not isinstance(component, torch.nn.Module):
+        return 0
+    seen: dict[int, int] = {}
+    for tensor in (*component.parameters(), *component.buffers()):
+        storage = tensor.untyped_storage()
+        seen[storage.data_ptr() or id(tensor)] = storage.nbytes()
+    return sum(seen.values())
