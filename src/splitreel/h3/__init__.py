@@ -1,0 +1,1 @@
+"""THE MODEL: the only place that says MiniMax."""
