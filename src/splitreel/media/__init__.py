@@ -1,0 +1,31 @@
+"""THE LENS: reads and writes media files.
+
+Knows pictures, sound, video and the mp4 that holds them, as numpy arrays and the rates that belong to them. Reading
+follows what diffusers does with the same file, bit for bit where the file's rate is constant; writing is
+deterministic. Must not know: the model (canvas rules come in as a function, lengths as numbers), torch, the cluster.
+"""
+
+from splitreel.media.data import Clip, Sound
+from splitreel.media.film import FilmFacts, film_facts, read_film
+from splitreel.media.images import read_image
+from splitreel.media.sound import read_sound
+from splitreel.media.video import VideoFacts, probe_video, read_video
+from splitreel.media.write import FilmWriter, check_encoders, check_output, film_bytes, write_film
+
+__all__ = [
+    "Clip",
+    "FilmFacts",
+    "FilmWriter",
+    "Sound",
+    "VideoFacts",
+    "check_encoders",
+    "check_output",
+    "film_bytes",
+    "film_facts",
+    "probe_video",
+    "read_film",
+    "read_image",
+    "read_sound",
+    "read_video",
+    "write_film",
+]
