@@ -40,7 +40,7 @@ _Parts = tuple[tuple[FieldSpec, ...], dict[str, type | tuple[type, ...]]]
 
 
 def _submitted(workflow: str, geometry: Geometry) -> _Parts:
-    """Pictures as (H, W, 3) RGB, clips as frames or as the bytes of a video file, sounds as (channels, samples)."""
+    """Pictures (H, W, 3) RGB, clips (F, H, W, 3) at 24 fps on their own canvas, sounds (channels, samples)."""
     fields: tuple[FieldSpec, ...] = ()
     values: dict[str, type | tuple[type, ...]] = {"prompt": str}
     if workflow in ("fl2va", "ref2va"):
@@ -50,7 +50,6 @@ def _submitted(workflow: str, geometry: Geometry) -> _Parts:
     if workflow == "ref2va":
         fields += (
             FieldSpec("clips", ("uint8",), (None, None, None, 3), repeated=True, optional=True),
-            FieldSpec("files", ("uint8",), (None,), repeated=True, optional=True),
             FieldSpec("sounds", ("float32",), (None, None), repeated=True, finite=True, optional=True),
         )
         values["references"] = list

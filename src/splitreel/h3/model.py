@@ -1,0 +1,60 @@
+"""MiniMax-H3 as a `ModelDefinition`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from splitreel.h3 import cut
+from splitreel.h3.geometry import Geometry, read_geometry
+from splitreel.h3.payloads import SCHEMA, payload_spec
+from splitreel.h3.programs import DecodeProgram, DenoiseProgram, EncodeProgram, Watches, build_pipeline
+from splitreel.request import Stage
+from splitreel.roles.checkpoint import Checkpoint, ComponentFiles
+from splitreel.roles.definition import StageProgram
+from splitreel.wire import PayloadSpec
+
+
+@dataclass(frozen=True)
+class MiniMaxH3:
+    """Video with stereo sound, in three workflows."""
+
+    name: str = "MiniMax-H3"
+    schema: tuple[int, int] = SCHEMA
+    workflows: tuple[str, ...] = cut.WORKFLOWS
+
+    def components(self, workflows: Sequence[str], stages: Sequence[Stage]) -> tuple[ComponentFiles, ...]:
+        """The components that these stages need, small ones first."""
+        return cut.component_files(tuple(workflows), tuple(stages))
+
+    def component_class(self, name: str) -> type:
+        """The class that diffusers' blocks declare for a component."""
+        for workflow in cut.WORKFLOWS:
+            for stage in Stage:
+                types = cut.component_types(workflow, stage)
+                if name in types:
+                    return types[name]
+        raise KeyError(name)
+
+    def read_geometry(self, checkpoint: Checkpoint, workflows: Sequence[str]) -> Geometry:
+        """Read and cross-check the components' configurations."""
+        return read_geometry(checkpoint, workflows)
+
+    def payload_spec(self, stage: Stage, workflow: str, geometry: Geometry) -> PayloadSpec:
+        """What a stage takes in."""
+        return payload_spec(stage, workflow, geometry)
+
+    def build_stage(
+        self, stage: Stage, workflow: str, components: Mapping[str, Any], checkpoint: Checkpoint, geometry: Geometry
+    ) -> StageProgram:
+        """Make the program of one stage."""
+        pipeline, report = build_pipeline(workflow, stage, components, checkpoint, geometry)
+        watches = Watches(components)
+        match stage:
+            case Stage.ENCODE:
+                return EncodeProgram(workflow, pipeline, watches)
+            case Stage.DENOISE:
+                return DenoiseProgram(workflow, pipeline, report)
+            case Stage.DECODE:
+                return DecodeProgram(pipeline, watches)

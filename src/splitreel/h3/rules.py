@@ -1,0 +1,141 @@
+"""The model's rules for a request, checked on the driver against the checkpoint's geometry before anything is sent.
+
+They are diffusers' rules, applied to all three workflows alike, with messages that give the nearest legal values.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from diffusers.modular_pipelines.minimax_h3.modular_pipeline import (
+    MINIMAX_H3_MAX_ASPECT_RATIO,
+    MINIMAX_H3_MIN_ASPECT_RATIO,
+    resolve_canvas_size,
+)
+
+from splitreel.errors import InvalidRequest
+from splitreel.h3.geometry import FPS, MAX_SECONDS, MIN_SECONDS, Geometry
+from splitreel.request import GenerateRequest
+
+MAX_REFERENCES = {"image": 9, "video": 3, "audio": 3}
+MAX_REFERENCES_IN_ALL = 12
+# The conditioner reads a reference video at 2 frames per second and merges sampled frames in pairs, so two of them are
+# needed: frames 0 and 12 of the 24 fps grid (diffusers' MiniMaxH3Ref2VATextEncoderStep, Qwen3-VL's temporal patch).
+MIN_REFERENCE_FRAMES = 13
+# Above this an explicit size is taken for a typing error: four times the release's largest canvas.
+_MAX_CANVAS_PIXELS = 4 * 768 * 1344
+
+
+def check_workflow(request: GenerateRequest, workflows: Sequence[str]) -> str:
+    """The request's workflow. Raises InvalidRequest when this deployment does not serve it."""
+    if request.references and (request.image is not None or request.last_image is not None):
+        raise InvalidRequest(
+            "references, image: expected keyframes (fl2va) or references (ref2va), found both. Leave one out.",
+            field="references",
+        )
+    if request.workflow not in workflows:
+        inputs = {"t2va": "no keyframes and no references", "fl2va": "image or last_image", "ref2va": "references"}
+        raise InvalidRequest(
+            f"workflow: this deployment serves {' and '.join(workflows)} ({'; '.join(inputs[name] for name in workflows)}), "
+            f"found a request with {inputs[request.workflow]}, which is {request.workflow}. Change the inputs, or "
+            "model.workflow in the config.",
+            field="workflow",
+        )
+    return request.workflow
+
+
+def settle_num_frames(request: GenerateRequest, geometry: Geometry) -> tuple[int, tuple[str, ...]]:
+    """The frame count that will be made, and what was rounded."""
+    legal = geometry.legal_num_frames()
+    rule = f"{geometry.frames_per_chunk} n + {geometry.latents_per_chunk}"
+    if request.seconds is not None:
+        asked = math.ceil(round(request.seconds * FPS, 6))
+        field, shown = "seconds", f"{request.seconds:g}"
+    elif request.num_frames is not None:
+        asked, field, shown = request.num_frames, "num_frames", str(request.num_frames)
+    else:
+        return legal[0], ()
+    settled = geometry.align_num_frames(asked) if asked > 0 else asked
+    if settled not in legal:
+        nearest = min(legal, key=lambda count: abs(count - asked))
+        raise InvalidRequest(
+            f"{field}: expected {MIN_SECONDS:g} to {MAX_SECONDS:g} seconds at {FPS} fps, that is {legal[0]} to {legal[-1]} "
+            f"frames of the form {rule} ({legal[0]}, {legal[1]}, ... {legal[-1]}), found {shown}"
+            f"{f' which rounds up to {settled}' if settled not in (asked, 0) and asked > 0 else ''}. "
+            f"Nearest: {nearest} frames ({nearest / FPS:.3f} s).",
+            field=field,
+        )
+    if settled != asked:
+        note = f"{field} {shown} was rounded up to {settled} frames ({settled / FPS:.3f} s): the video VAE needs {rule}"
+        return settled, (note,)
+    return settled, ()
+
+
+def settle_canvas(
+    request: GenerateRequest, geometry: Geometry, first_size: tuple[int, int] | None
+) -> tuple[int, int, tuple[str, ...]]:
+    """Height and width that will be made. `first_size`: (width, height) of the first keyframe, if there is one."""
+    multiple = geometry.canvas_multiple
+    if request.height is None or request.width is None:
+        shape = first_size or (16, 9)
+        try:
+            height, width = resolve_canvas_size(
+                *shape, multiple, geometry.canvas_short_edge, geometry.canvas_max_pixels
+            )
+        except ValueError:
+            raise InvalidRequest(
+                f"image: expected a picture between 1:4 and 4:1, found {shape[0]}x{shape[1]}. Crop it, or give height and "
+                "width.",
+                field="image",
+            ) from None
+        return height, width, ()
+    height, width = request.height, request.width
+    if height <= 0 or width <= 0 or height % multiple or width % multiple:
+        near_height, near_width = (max(multiple, round(value / multiple) * multiple) for value in (height, width))
+        raise InvalidRequest(
+            f"height, width: expected multiples of {multiple}, found {height} x {width}. Nearest: {near_height} x "
+            f"{near_width}.",
+            field="height, width",
+        )
+    if not MINIMAX_H3_MIN_ASPECT_RATIO <= width / height <= MINIMAX_H3_MAX_ASPECT_RATIO:
+        raise InvalidRequest(
+            f"height, width: expected an aspect ratio between 1:4 and 4:1, found {width / height:.2f}:1 ({width} wide, "
+            f"{height} high).",
+            field="height, width",
+        )
+    if height * width > _MAX_CANVAS_PIXELS:
+        raise InvalidRequest(
+            f"height, width: expected at most {_MAX_CANVAS_PIXELS} pixels, found {height} x {width} = {height * width}. The "
+            f"model was trained for up to {geometry.canvas_max_pixels}.",
+            field="height, width",
+        )
+    warnings: tuple[str, ...] = ()
+    if first_size is not None:
+        picture, canvas = first_size[0] / first_size[1], width / height
+        if abs(picture / canvas - 1) > 0.03:
+            warnings = (
+                f"the first keyframe ({first_size[0]}x{first_size[1]}) is stretched onto {width}x{height}, "
+                f"{abs(picture / canvas - 1):.0%} off its shape; leave height and width out to keep it",
+            )
+    return height, width, warnings
+
+
+def check_references(request: GenerateRequest) -> None:
+    """Counts per kind and in all. Raises InvalidRequest that says which limit."""
+    kinds = [reference.kind for reference in request.references]
+    for kind, limit in MAX_REFERENCES.items():
+        if kinds.count(kind) > limit:
+            raise InvalidRequest(
+                f"references: expected at most {limit} of kind {kind}, found {kinds.count(kind)}.", field="references"
+            )
+    if len(kinds) > MAX_REFERENCES_IN_ALL:
+        raise InvalidRequest(
+            f"references: expected at most {MAX_REFERENCES_IN_ALL} in all, found {len(kinds)}.", field="references"
+        )
+    if kinds and set(kinds) == {"audio"}:
+        raise InvalidRequest(
+            "references: expected a picture or a video beside sound, found sound alone. The model cannot condition on "
+            "sound only.",
+            field="references",
+        )
