@@ -1,0 +1,147 @@
+"""The workers that the scheduler knows: who is up, who is idle, who can serve what."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from splitreel.request import Stage
+
+if TYPE_CHECKING:
+    from splitreel.engine.tickets import Ticket
+
+
+class Kind:
+    """The workers that hold the same stages for the same workflows; a deployment has a few kinds, not many."""
+
+    __slots__ = ("idle", "known", "stages", "up", "workflows")
+
+    def __init__(self, stages: frozenset[Stage], workflows: frozenset[str]) -> None:
+        self.stages = stages
+        self.workflows = workflows
+        self.idle: deque[Worker] = deque()  # longest idle first
+        self.up = 0
+        self.known = 0  # up or returning
+
+
+class Worker:
+    """One worker, up or returning, and what it runs."""
+
+    __slots__ = ("kind", "name", "running", "up")
+
+    def __init__(self, name: str, kind: Kind) -> None:
+        self.name = name
+        self.kind = kind
+        self.up = False
+        self.running: Ticket | None = None
+
+
+class Crew:
+    """Workers by kind. Looking up who can serve costs O(kinds), never O(workers)."""
+
+    def __init__(self) -> None:
+        self.workers: dict[str, Worker] = {}
+        self._kinds: dict[tuple[frozenset[Stage], frozenset[str]], Kind] = {}
+        self._serving: dict[Stage, dict[str, tuple[Kind, ...]]] = {stage: {} for stage in Stage}
+        self._pools: dict[str, tuple[tuple[tuple[Kind, ...], tuple[str, ...]], ...]] = {}
+
+    # who can serve ----------------------------------------------------------------------------------------------------
+
+    def serves(self, stage: Stage, workflow: str) -> bool:
+        """Whether some worker, up or returning, serves the stage for the workflow."""
+        return workflow in self._serving[stage]
+
+    def idle_for(self, stage: Stage, workflow: str) -> Worker | None:
+        """An idle worker for the stage: of those that can do least else, the one longest idle."""
+        for kind in self._serving[stage].get(workflow, ()):
+            if kind.idle:
+                return kind.idle[0]
+        return None
+
+    def may_look_ahead(self, workflow: str, ahead: dict[str, int]) -> bool:
+        """Whether one more request of the workflow may be encoded before a denoise worker is free for it.
+
+        `ahead` counts, by workflow, the requests encoding or encoded that do not denoise yet. Those that need the same
+        denoise workers must be fewer than these workers have room for: one each, and one more for each idle one. A
+        pool inside a larger pool must leave room in both.
+        """
+        for kinds, workflows in self._pools.get(workflow, ()):
+            room = 0
+            for kind in kinds:
+                room += kind.up + len(kind.idle)
+            for sharing in workflows:
+                room -= ahead.get(sharing, 0)
+            if room <= 0:
+                return False
+        return True
+
+    # coming and going -------------------------------------------------------------------------------------------------
+
+    def come_up(self, name: str, stages: frozenset[Stage], workflows: frozenset[str]) -> None:
+        """Make the worker idle, known or not; it must not be up."""
+        worker = self.workers.get(name)
+        if worker is not None and (worker.kind.stages, worker.kind.workflows) != (stages, workflows):
+            self.forget(worker)  # it returned as something else
+            worker = None
+        if worker is None:
+            kind = self._kinds.get((stages, workflows))
+            if kind is None:
+                kind = self._kinds[stages, workflows] = Kind(stages, workflows)
+                self._index()
+            worker = self.workers[name] = Worker(name, kind)
+            kind.known += 1
+        worker.up = True
+        worker.kind.up += 1
+        worker.kind.idle.append(worker)
+
+    def go_down(self, worker: Worker) -> Ticket | None:
+        """Take it out of service, and return what it ran."""
+        ticket = worker.running
+        if worker.up:
+            worker.up = False
+            worker.kind.up -= 1
+            if ticket is None:
+                worker.kind.idle.remove(worker)
+        worker.running = None
+        return ticket
+
+    def forget(self, worker: Worker) -> None:
+        """It is gone for good; it must be down."""
+        del self.workers[worker.name]
+        worker.kind.known -= 1
+        if not worker.kind.known:
+            del self._kinds[worker.kind.stages, worker.kind.workflows]
+            self._index()
+
+    def take(self, worker: Worker, ticket: Ticket) -> None:
+        """The worker, the first of its idle kind, starts on the request."""
+        worker.kind.idle.popleft()
+        worker.running = ticket
+
+    def free(self, worker: Worker) -> None:
+        """The worker's run is over."""
+        worker.running = None
+        worker.kind.idle.append(worker)
+
+    def _index(self) -> None:
+        """Work out anew who serves what; only when a kind of worker appears or disappears."""
+        by_skill = sorted(
+            self._kinds.values(),
+            key=lambda kind: (len(kind.stages), len(kind.workflows), sorted(kind.stages), sorted(kind.workflows)),
+        )
+        for stage in Stage:
+            workflows = sorted({workflow for kind in by_skill if stage in kind.stages for workflow in kind.workflows})
+            self._serving[stage] = {
+                workflow: tuple(kind for kind in by_skill if stage in kind.stages and workflow in kind.workflows)
+                for workflow in workflows
+            }
+        pools = {workflow: set(kinds) for workflow, kinds in self._serving[Stage.DENOISE].items()}
+        distinct = {tuple(kinds): pools[workflow] for workflow, kinds in self._serving[Stage.DENOISE].items()}
+        self._pools = {
+            workflow: tuple(
+                (kinds, tuple(other for other in pools if pools[other] <= larger))
+                for kinds, larger in distinct.items()
+                if pool <= larger
+            )
+            for workflow, pool in pools.items()
+        }

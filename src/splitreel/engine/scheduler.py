@@ -1,0 +1,409 @@
+"""The rules by which requests move through the stages, as a pure state machine: `handle(event) -> commands`.
+
+- Requests go by priority, then by arrival; one that was overtaken `patience` times goes before all others.
+- A worker that holds several stages decodes before it denoises before it encodes.
+- At most `max_in_flight` requests are between the start of encode and the end of decode; at most `max_waiting` wait.
+- One encode of look-ahead per denoise worker (`Crew.may_look_ahead`).
+- A payload is kept until the next stage's result is there, so a lost worker costs the stage that it ran and no other.
+- A stage runs at most `1 + retries` times for one request.
+- A request that no worker can ever serve fails at once; whatever is admitted ends in exactly one of Deliver, Fail and
+  Cancelled; events that fit no current run change nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, assert_never
+
+from splitreel.engine.crew import Crew, Kind, Worker
+from splitreel.engine.events import (
+    Cancelled,
+    CancelRequested,
+    Command,
+    Deliver,
+    Event,
+    Fail,
+    LostTooOften,
+    PayloadLost,
+    Refuse,
+    ReleasePayload,
+    RunStage,
+    StageDone,
+    StageFailed,
+    StageStopped,
+    StopStage,
+    Submitted,
+    Unserved,
+    WorkerDown,
+    WorkerUp,
+)
+from splitreel.engine.tickets import RUNNING, WAITING, Line, State, Ticket
+from splitreel.request import Stage
+
+ENCODE, DENOISE, DECODE = Stage
+LATER_FIRST = (DECODE, DENOISE, ENCODE)
+FOLLOWING = {stage: stage.following for stage in Stage}
+WAITS = (State.QUEUED, State.RETURNED, State.ENCODED, State.DENOISED)
+LOOKS_AHEAD = (State.ENCODING, State.ENCODED)
+FROM = {stage: tuple(Stage)[index:] for index, stage in enumerate(Stage)}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The bounds that the scheduler keeps.
+
+    `max_in_flight`: requests whose encode has started and whose decode has not finished.
+    `max_waiting`: requests admitted and not started; 0 admits only what can start at once.
+    `retries`: how often a stage of one request may run again after a worker or payload was lost.
+    `patience`: how often a request lets later ones of higher priority pass; 0 makes priority count for nothing.
+    Raises ValueError for a bound below 0, or `max_in_flight` below 1.
+    """
+
+    max_in_flight: int = 3
+    max_waiting: int = 1000
+    retries: int = 1
+    patience: int = 32
+
+    def __post_init__(self) -> None:
+        for name, least in (("max_in_flight", 1), ("max_waiting", 0), ("retries", 0), ("patience", 0)):
+            value = getattr(self, name)
+            if value < least:
+                raise ValueError(f"limits.{name}: expected {least} or more, found {value}.")
+
+
+class Scheduler:
+    """Feed it every event in the order of arrival and carry out what it answers, in that order."""
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self.limits = limits or Limits()
+        self._crew = Crew()
+        self._tickets: dict[str, Ticket] = {}
+        self._queue: dict[str, Line] = {}  # not started, by workflow
+        self._lines: dict[Stage, dict[str, Line]] = {stage: {} for stage in Stage}  # in flight, by stage and workflow
+        self._ahead: dict[str, int] = {}  # encoding or encoded and not denoising yet, by workflow
+        self._arrivals = 0
+        self._waiting = 0
+        self._in_flight = 0
+        self._commands: list[Command] = []
+
+    def handle(self, event: Event) -> list[Command]:
+        """Take in what happened; return what to do now.
+
+        Raises ValueError, and changes nothing, for a request id that is already known and for a worker that comes up
+        with other stages or workflows while it is up.
+        """
+        self._commands = []
+        match event:
+            case StageDone(request, stage, worker, attempt):
+                if ticket := self._run_of(request, stage, worker, attempt):
+                    self._on_done(ticket)
+            case Submitted(request, workflow, priority):
+                self._on_submitted(request, workflow, priority)
+            case StageFailed(request, stage, worker, reason, attempt):
+                if ticket := self._run_of(request, stage, worker, attempt):
+                    self._on_failed(ticket, reason)
+            case StageStopped(request, stage, worker, attempt):
+                if ticket := self._run_of(request, stage, worker, attempt):
+                    self._on_stopped(ticket)
+            case CancelRequested(request, reason):
+                self._on_cancel(request, reason)
+            case PayloadLost(request, stage):
+                self._on_payload_lost(request, stage)
+            case WorkerUp(worker, stages, workflows):
+                self._on_worker_up(worker, stages, workflows)
+            case WorkerDown(worker, returning):
+                self._on_worker_down(worker, returning)
+            case _:
+                assert_never(event)
+        self._start_what_may_start()
+        if isinstance(event, Submitted) and self._waiting > self.limits.max_waiting:
+            self._refuse(self._tickets[event.request])  # it waits: without it, nothing that waits could have started
+        return self._commands
+
+    # Requests come and end --------------------------------------------------------------------------------------------
+
+    def _on_submitted(self, request: str, workflow: str, priority: int) -> None:
+        if request in self._tickets:
+            raise ValueError(f'Submitted: expected a new request id, found "{request}" in use. Give each its own.')
+        for stage in Stage:
+            if not self._crew.serves(stage, workflow):
+                self._commands.append(Fail(request, Unserved(workflow, stage), stage))
+                return
+        ticket = self._tickets[request] = Ticket(request, workflow, priority, self._arrivals)
+        self._arrivals += 1
+        self._waiting += 1
+        self._line_of(ticket).add(ticket)
+
+    def _refuse(self, ticket: Ticket) -> None:
+        self._forget(ticket)
+        self._commands.append(Refuse(ticket.request, self._waiting, self.limits.max_waiting))
+
+    def _on_cancel(self, request: str, reason: object) -> None:
+        ticket = self._tickets.get(request)
+        if ticket is not None and ticket.ending is None:
+            self._end(ticket, Cancelled(request, None if ticket.state is State.QUEUED else ticket.stage, reason))
+
+    def _end(self, ticket: Ticket, ending: Cancelled | Fail) -> None:
+        """End the request: at once, or when its run has stopped. Its payload is released at once either way."""
+        self._release(ticket)
+        if ticket.worker is None:
+            self._conclude(ticket, ending)
+        else:
+            ticket.ending = ending
+            self._enter(ticket, State.STOPPING)
+            self._commands.append(StopStage(ticket.request, ticket.stage, ticket.worker.name))
+
+    def _conclude(self, ticket: Ticket, ending: Cancelled | Fail | Deliver) -> None:
+        self._forget(ticket)
+        self._commands.append(ending)
+
+    def _forget(self, ticket: Ticket) -> None:
+        """Drop the note on a request that does not run."""
+        self._leave_line(ticket)
+        if ticket.state is State.QUEUED:
+            self._waiting -= 1
+        else:
+            self._in_flight -= 1
+        self._enter(ticket, State.STOPPING)
+        del self._tickets[ticket.request]
+
+    # Runs end ---------------------------------------------------------------------------------------------------------
+
+    def _run_of(self, request: str, stage: Stage, worker: str, attempt: int | None) -> Ticket | None:
+        """The request that this event is about, freed from its worker; None when no such run is known."""
+        ticket = self._tickets.get(request)
+        if ticket is None or ticket.worker is None or ticket.stage is not stage or ticket.worker.name != worker:
+            return None
+        if attempt is not None and attempt != ticket.runs[stage]:
+            return None
+        self._crew.free(ticket.worker)
+        ticket.worker = None
+        return ticket
+
+    def _on_done(self, ticket: Ticket) -> None:
+        stage = ticket.stage
+        if ticket.ending is not None:  # the stop came too late: there is a result, which nobody needs
+            self._commands.append(ReleasePayload(ticket.request, stage))
+            self._conclude(ticket, ticket.ending)
+            return
+        self._release(ticket)
+        following = FOLLOWING[stage]
+        if following is None:
+            self._conclude(ticket, Deliver(ticket.request))
+            self._commands.append(ReleasePayload(ticket.request, stage))
+        else:
+            ticket.held = stage
+            self._wait_for(ticket, following)
+
+    def _on_failed(self, ticket: Ticket, reason: object) -> None:
+        if ticket.ending is not None:
+            self._conclude(ticket, ticket.ending)
+        elif ticket.held is None and ticket.stage is not ENCODE and self._obstacle(ticket, "its input") is None:
+            self._go_back(ticket, "its input")
+        else:
+            self._end(ticket, Fail(ticket.request, reason, ticket.stage))
+
+    def _on_stopped(self, ticket: Ticket) -> None:
+        if ticket.ending is not None:
+            self._conclude(ticket, ticket.ending)
+        else:
+            self._go_back(ticket, "a stop that nobody asked for")
+
+    # Losses -----------------------------------------------------------------------------------------------------------
+
+    def _on_worker_up(self, name: str, stages: frozenset[Stage], workflows: frozenset[str]) -> None:
+        worker = self._crew.workers.get(name)
+        before = worker.kind if worker is not None else None
+        if worker is not None and worker.up:
+            if (worker.kind.stages, worker.kind.workflows) != (stages, workflows):
+                raise ValueError(f'WorkerUp: expected "{name}" to go down before it changes, found it up.')
+            return
+        self._crew.come_up(name, stages, workflows)
+        if before is not None:
+            self._fail_unserved(before)
+
+    def _on_worker_down(self, name: str, returning: bool) -> None:
+        worker = self._crew.workers.get(name)
+        if worker is None:
+            return
+        ticket = self._crew.go_down(worker)
+        if not returning:
+            self._crew.forget(worker)
+        if ticket is not None:
+            ticket.worker = None
+            if ticket.ending is not None:
+                self._conclude(ticket, ticket.ending)
+            else:
+                self._go_back(ticket, f"worker {name}")
+        if not returning:
+            self._fail_unserved(worker.kind)
+
+    def _fail_unserved(self, kind: Kind) -> None:
+        """Fail the requests that still need what no worker serves since one of this kind is gone."""
+        gone = {(s, w) for s in kind.stages for w in kind.workflows if not self._crew.serves(s, w)}
+        if not gone:
+            return
+        for ticket in list(self._tickets.values()):
+            missing = next((s for s in FROM[ticket.stage] if (s, ticket.workflow) in gone), None)
+            if missing is not None and ticket.ending is None:
+                self._end(ticket, Fail(ticket.request, Unserved(ticket.workflow, missing), missing))
+
+    def _on_payload_lost(self, request: str, stage: Stage) -> None:
+        ticket = self._tickets.get(request)
+        if ticket is None or ticket.held is not stage:
+            return
+        ticket.held = None
+        if ticket.worker is None:
+            self._go_back(ticket, f"the payload of {stage}")
+
+    def _go_back(self, ticket: Ticket, lost: str) -> None:
+        """Let a request that does not run wait for the stage after the payload that it still has."""
+        if obstacle := self._obstacle(ticket, lost):
+            self._end(ticket, obstacle)
+        else:
+            self._leave_line(ticket)
+            self._wait_for(ticket, self._resume_at(ticket))
+
+    def _obstacle(self, ticket: Ticket, lost: str) -> Fail | None:
+        """Why the request cannot be finished from the payload that it has; None when it can."""
+        for stage in FROM[self._resume_at(ticket)]:
+            if not self._crew.serves(stage, ticket.workflow):
+                return Fail(ticket.request, Unserved(ticket.workflow, stage), stage)
+            runs = ticket.runs.get(stage, 0)
+            if runs > self.limits.retries:
+                return Fail(ticket.request, LostTooOften(stage, runs, 1 + self.limits.retries, lost), stage)
+        return None
+
+    def _resume_at(self, ticket: Ticket) -> Stage:
+        return ENCODE if ticket.held is None else FOLLOWING[ticket.held] or DECODE
+
+    # Runs start -------------------------------------------------------------------------------------------------------
+
+    def _start_what_may_start(self) -> None:
+        for stage in LATER_FIRST:
+            while choice := self._choose(stage):
+                self._start(*choice)
+
+    def _choose(self, stage: Stage) -> tuple[Ticket, Worker] | None:
+        """The request that goes next at this stage, and the worker for it; None when nothing may start."""
+        lines = [*self._lines[stage].items()]
+        if stage is ENCODE and self._in_flight < self.limits.max_in_flight:
+            lines += self._queue.items()
+        choice: tuple[Ticket, Worker] | None = None
+        for workflow, line in lines:
+            if not line:
+                continue
+            ticket = line.first()
+            if choice is not None and choice[0].key < ticket.key:
+                continue
+            worker = self._crew.idle_for(stage, workflow)
+            if worker is None or (stage is ENCODE and not self._crew.may_look_ahead(workflow, self._ahead)):
+                continue
+            choice = (ticket, worker)
+        return choice
+
+    def _start(self, ticket: Ticket, worker: Worker) -> None:
+        stage = ticket.stage
+        self._leave_line(ticket)
+        if ticket.state is State.QUEUED:
+            self._waiting -= 1
+            self._in_flight += 1
+        for line in self._lines[stage].values():
+            line.overtake(ticket)
+        if stage is ENCODE:
+            for line in self._queue.values():
+                line.overtake(ticket)
+        self._crew.take(worker, ticket)
+        ticket.worker = worker
+        ticket.runs[stage] = attempt = ticket.runs.get(stage, 0) + 1
+        self._enter(ticket, RUNNING[stage])
+        self._commands.append(RunStage(ticket.request, stage, worker.name, attempt))
+
+    # Bookkeeping ------------------------------------------------------------------------------------------------------
+
+    def _wait_for(self, ticket: Ticket, stage: Stage) -> None:
+        ticket.stage = stage
+        self._enter(ticket, WAITING[stage])
+        self._line_of(ticket).add(ticket)
+
+    def _line_of(self, ticket: Ticket) -> Line:
+        lines = self._queue if ticket.state is State.QUEUED else self._lines[ticket.stage]
+        line = lines.get(ticket.workflow)
+        if line is None:
+            line = lines[ticket.workflow] = Line(self.limits.patience)
+        return line
+
+    def _leave_line(self, ticket: Ticket) -> None:
+        if ticket.state in WAITS:
+            self._line_of(ticket).remove(ticket)
+
+    def _enter(self, ticket: Ticket, state: State) -> None:
+        """Change the state, and with it the count of look-ahead."""
+        change = (state in LOOKS_AHEAD) - (ticket.state in LOOKS_AHEAD)
+        if change:
+            self._ahead[ticket.workflow] = self._ahead.get(ticket.workflow, 0) + change
+        ticket.state = state
+
+    def _release(self, ticket: Ticket) -> None:
+        if ticket.held is not None:
+            self._commands.append(ReleasePayload(ticket.request, ticket.held))
+            ticket.held = None
+
+    # Looking in -------------------------------------------------------------------------------------------------------
+
+    @property
+    def waiting(self) -> int:
+        """Requests admitted and not started."""
+        return self._waiting
+
+    @property
+    def in_flight(self) -> int:
+        """Requests whose encode has started and whose decode has not finished, those being stopped included."""
+        return self._in_flight
+
+    @property
+    def busy(self) -> dict[str, str]:
+        """Which worker runs which request."""
+        return {name: worker.running.request for name, worker in self._crew.workers.items() if worker.running}
+
+    def state(self, request: str) -> State | None:
+        """Where the request is; None when it was never admitted or has ended."""
+        ticket = self._tickets.get(request)
+        return ticket.state if ticket is not None else None
+
+    def position(self, request: str) -> int | None:
+        """How many requests in the queue go before this one; None unless it is queued. O(waiting)."""
+        ticket = self._tickets.get(request)
+        if ticket is None or ticket.state is not State.QUEUED:
+            return None
+        return sum(other.key < ticket.key for line in self._queue.values() for other in line)
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything as plain data, fit for JSON. O(requests + workers)."""
+        return {
+            "waiting": self._waiting,
+            "in_flight": self._in_flight,
+            "requests": {ticket.request: _describe(ticket) for ticket in self._tickets.values()},
+            "workers": {
+                worker.name: {
+                    "up": worker.up,
+                    "stages": [str(stage) for stage in Stage if stage in worker.kind.stages],
+                    "workflows": sorted(worker.kind.workflows),
+                    "running": worker.running.request if worker.running else None,
+                }
+                for worker in self._crew.workers.values()
+            },
+        }
+
+
+def _describe(ticket: Ticket) -> dict[str, Any]:
+    return {
+        "state": str(ticket.state),
+        "workflow": ticket.workflow,
+        "priority": ticket.priority,
+        "stage": str(ticket.stage),
+        "worker": ticket.worker.name if ticket.worker else None,
+        "holds": str(ticket.held) if ticket.held else None,
+        "runs": {str(stage): runs for stage, runs in ticket.runs.items()},
+        "overtaken": ticket.overtaken,
+    }
