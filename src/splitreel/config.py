@@ -191,7 +191,7 @@ class Config(_Section):
             )
         return STAGES_OF_ROLE[role]
 
-    def role_spec(self, role: str, *, model_path: str) -> RoleSpec:
+    def role_spec(self, role: str) -> RoleSpec:
         """The slice that a worker of `role` gets."""
         settings = self.roles[role]
         dtypes = {"default": settings.dtype} if isinstance(settings.dtype, str) else dict(settings.dtype)
@@ -199,7 +199,7 @@ class Config(_Section):
             role=role,
             stages=self.stages_of(role),
             workflows=tuple(settings.workflows or self.model.workflows),
-            model_path=settings.model_path or model_path,
+            model_path=settings.model_path or self.model.path,
             revision=self.model.revision,
             device=settings.device,
             dtypes=tuple(sorted(dtypes.items())),

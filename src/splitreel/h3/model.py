@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from splitreel.errors import CheckpointError
 from splitreel.h3 import cut
 from splitreel.h3.geometry import Geometry, read_geometry
 from splitreel.h3.payloads import SCHEMA, payload_spec
 from splitreel.h3.programs import DecodeProgram, DenoiseProgram, EncodeProgram, Watches, build_pipeline
+from splitreel.h3.tiny import cached_tiny
 from splitreel.request import Stage
 from splitreel.roles.checkpoint import Checkpoint, ComponentFiles
 from splitreel.roles.definition import StageProgram
@@ -23,6 +25,17 @@ class MiniMaxH3:
     name: str = "MiniMax-H3"
     schema: tuple[int, int] = SCHEMA
     workflows: tuple[str, ...] = cut.WORKFLOWS
+
+    def locate(self, path: str) -> str:
+        """`tiny` and `tiny:other` make and cache a tiny checkpoint on this machine; anything else is a path already."""
+        name, _, geometry = path.partition(":")
+        if name != "tiny":
+            return path
+        if geometry not in ("", "released", "other"):
+            raise CheckpointError(
+                f"model.path: expected tiny, tiny:released or tiny:other, found {path!r}.", component="", file=path
+            )
+        return str(cached_tiny("other" if geometry == "other" else "released"))
 
     def components(self, workflows: Sequence[str], stages: Sequence[Stage]) -> tuple[ComponentFiles, ...]:
         """The components that these stages need, small ones first."""

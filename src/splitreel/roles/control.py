@@ -6,26 +6,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
-from splitreel.errors import SplitreelError
+from splitreel.errors import RequestCancelled
+from splitreel.observe.progress import Progress
 from splitreel.request import Stage
-
-
-class StageStopped(SplitreelError):
-    """Raised inside a stage that was asked to stop. Details: `done`, `total`, `unit`."""
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far a stage is. `unit`: what is counted (`layer`, `step`, `chunk`); `seconds` since the stage began."""
-
-    request_id: str
-    stage: Stage
-    unit: str
-    done: int
-    total: int
-    seconds: float
 
 
 class StageControl:
@@ -45,11 +29,14 @@ class StageControl:
         self._stopping.set()
 
     def check(self) -> None:
-        """Raise StageStopped if the stage was asked to end."""
+        """Raise RequestCancelled if the stage was asked to end."""
         if self._stopping.is_set():
             last = self._last
-            raise StageStopped(
-                f"{self.stage} stopped after {last.unit or 'step'} {last.done} of {last.total}",
+            where = f" after {last.unit} {last.done} of {last.total}" if last.total else " before its first step"
+            raise RequestCancelled(
+                f"request {self.request_id}: cancelled; {self.stage} stopped{where}.",
+                request_id=self.request_id,
+                stage=self.stage,
                 done=last.done,
                 total=last.total,
                 unit=last.unit,

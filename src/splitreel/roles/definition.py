@@ -50,6 +50,10 @@ class ModelDefinition(Protocol):
         """Every workflow it has."""
         ...
 
+    def locate(self, path: str) -> str:
+        """The directory or hub id that `model.path` stands for on this machine; makes a built-in checkpoint if asked."""
+        ...
+
     def components(self, workflows: Sequence[str], stages: Sequence[Stage]) -> tuple[ComponentFiles, ...]:
         """The components that these stages of these workflows need, and the files each must have."""
         ...

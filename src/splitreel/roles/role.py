@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,17 +18,6 @@ from splitreel.roles.definition import GeometryFacts, ModelDefinition, StageProg
 from splitreel.wire import Payload
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class LoadProgress:
-    """How far loading is: `component` is done, the `done`-th of `total`; its resident bytes; seconds it took."""
-
-    component: str
-    done: int
-    total: int
-    num_bytes: int
-    seconds: float
 
 
 class Role:
@@ -57,7 +45,7 @@ class Role:
         """
         needs = self.model.components(self.spec.workflows, self.spec.stages)
         checkpoint = open_checkpoint(
-            self.spec.model_path, components=[need.name for need in needs], revision=self.spec.revision
+            self.model.locate(self.spec.model_path), components=[need.name for need in needs], revision=self.spec.revision
         )
         checkpoint.check(needs)
         self._geometry = self.model.read_geometry(checkpoint, self.spec.workflows)
@@ -65,8 +53,11 @@ class Role:
         _check_device(self.spec.device)
         return self._geometry
 
-    def load(self, report: Callable[[LoadProgress], None] | None = None) -> None:
-        """Load this role's components, and nothing else. Raises MissingComponent with the original cause."""
+    def load(self, report: Callable[[str, int, int, int, float], None] | None = None) -> None:
+        """Load this role's components, and nothing else. Raises MissingComponent with the original cause.
+
+        `report(component, done, total, resident bytes, seconds)` is called after each.
+        """
         checkpoint, geometry = self._checkpoint, self.geometry
         if checkpoint is None:
             raise RuntimeError("prepare() has not run")
@@ -76,10 +67,10 @@ class Role:
             began = time.monotonic()
             components[name] = self._load_component(name, checkpoint)
             self.resident[name] = _resident_bytes(components[name])
-            progress = LoadProgress(name, index + 1, len(names), self.resident[name], time.monotonic() - began)
-            logger.info("loaded %s: %d bytes in %.2f s", name, progress.num_bytes, progress.seconds)
+            seconds = time.monotonic() - began
+            logger.info("loaded %s: %d bytes in %.2f s", name, self.resident[name], seconds)
             if report is not None:
-                report(progress)
+                report(name, index + 1, len(names), self.resident[name], seconds)
         for workflow in self.spec.workflows:
             for stage in self.spec.stages:
                 self._programs[workflow, stage] = self.model.build_stage(
@@ -106,7 +97,7 @@ class Role:
         return component
 
     def run(self, stage: Stage, payload: Payload, control: StageControl) -> Payload:
-        """Run one stage; the payload is checked on arrival. Raises WireError, StageStopped or the stage's own error."""
+        """Run one stage; the payload is checked on arrival. Raises WireError, RequestCancelled or the stage's own error."""
         workflow = payload.header.workflow
         program = self._programs.get((workflow, stage))
         if program is None:

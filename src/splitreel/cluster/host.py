@@ -1,0 +1,278 @@
+"""The inside of a worker, the same on Ray and in this process: one role, one stage at a time, always answering.
+
+Stages run in one thread; `watch`, `health` and `stop` come from others and never wait for a stage.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from splitreel.config import RoleSpec
+from splitreel.engine.backend import StageReceipt, WorkerHealth
+from splitreel.errors import CheckpointError, RequestCancelled, SplitreelError, StageError
+from splitreel.observe.progress import LoadProgress, Progress
+from splitreel.request import Stage
+from splitreel.roles.control import StageControl
+from splitreel.roles.definition import ModelDefinition
+from splitreel.roles.role import Role
+from splitreel.version import __version__
+from splitreel.wire import Packed, pack, unpack
+
+T = TypeVar("T")
+
+# What must be equal between processes that exchange payloads, or that must compute the same bits.
+_VERSIONED = ("torch", "diffusers", "transformers", "ray")
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """The machine a worker runs on: `node_id` as Ray knows it, `name` as people do."""
+
+    node_id: str
+    name: str
+
+
+@dataclass(frozen=True)
+class WorkerFacts:
+    """What a worker reports before it loads anything; compared between workers."""
+
+    worker: str
+    role: str
+    node: NodeFacts
+    pid: int
+    geometry: dict[str, Any]
+    fingerprint: str
+    schema: tuple[int, int]
+    versions: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An exception in a form that always crosses processes: its words, and the error itself when it is one of ours."""
+
+    error_type: str
+    message: str
+    remote_traceback: str
+    error: SplitreelError | None = None
+
+    @classmethod
+    def of(cls, error: BaseException) -> Failure:
+        """Describe an exception."""
+        return cls(
+            error_type=type(error).__name__,
+            message=str(error),
+            remote_traceback="".join(traceback.format_exception(error)),
+            error=error if isinstance(error, SplitreelError) else None,
+        )
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a worker's method gives back: a value or a failure, so that no exception has to be unpickled."""
+
+    value: Any = None
+    failure: Failure | None = None
+
+
+@dataclass
+class _Journal:
+    """Progress events, numbered, for whoever watches. Bounded: a watcher that stays away loses the oldest."""
+
+    events: deque[tuple[int, Progress | LoadProgress]] = field(default_factory=lambda: deque(maxlen=10_000))
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    count: int = 0
+
+    def add(self, event: Progress | LoadProgress) -> None:
+        with self.changed:
+            self.count += 1
+            self.events.append((self.count, event))
+            self.changed.notify_all()
+
+    def since(self, seen: int, timeout: float) -> tuple[int, list[Progress | LoadProgress]]:
+        with self.changed:
+            self.changed.wait_for(lambda: self.count > seen, timeout)
+            return self.count, [event for number, event in self.events if number > seen]
+
+
+class WorkerHost:
+    """One worker. `prepare`, `load` and `run_stage` belong to its stage thread; the rest may come from any."""
+
+    def __init__(self, model: ModelDefinition, spec: RoleSpec, name: str, node: NodeFacts) -> None:
+        self.name = name
+        self.node = node
+        self._spec = spec
+        self._role = Role(model, spec)
+        self._model = model
+        self._journal = _Journal()
+        self._control: StageControl | None = None
+        self._stops: set[str] = set()
+        self._lock = threading.Lock()
+        self._state = "loading"
+        self._stages_done = 0
+        self._loads = 0
+
+    def prepare(self) -> Reply:
+        """Check files and read the geometry; a `WorkerFacts`, or a CheckpointError that names node and role too."""
+
+        def work() -> WorkerFacts:
+            geometry = self._role.prepare()
+            return WorkerFacts(
+                worker=self.name,
+                role=self._spec.role,
+                node=self.node,
+                pid=os.getpid(),
+                geometry=geometry.to_dict(),
+                fingerprint=geometry.fingerprint,
+                schema=self._model.schema,
+                versions=versions(),
+            )
+
+        return self._reply(work)
+
+    def load(self) -> Reply:
+        """Load the role's components, reporting each to the journal; None, or a CheckpointError."""
+
+        def report(component: str, done: int, total: int, num_bytes: int, seconds: float) -> None:
+            self._journal.add(LoadProgress(self.name, self.node.name, component, done, total, num_bytes, seconds))
+
+        def work() -> None:
+            self._loads += 1
+            self._role.load(report)
+            self._state = "ready"
+
+        return self._reply(work)
+
+    def run_stage(self, stage: Stage, request_id: str, packed: Packed) -> tuple[Packed | None, Reply]:
+        """Run a stage. The payload (None on failure) and a Reply with a StageReceipt, apart, so that the receipt can
+        be read without the payload.
+        """
+        control = StageControl(request_id, stage, self._journal.add)
+        with self._lock:
+            self._control = control
+            if request_id in self._stops:
+                control.stop()
+        began = time.monotonic()
+        try:
+            result = self._role.run(stage, unpack(packed), control)
+            with control.span("pack"):
+                made = pack(result)
+        except RequestCancelled as error:
+            return None, Reply(failure=Failure.of(error))
+        except Exception as error:
+            return None, Reply(failure=self._stage_failure(error, stage, request_id))
+        finally:
+            with self._lock:
+                self._control = None
+                self._stops.discard(request_id)
+        self._stages_done += 1
+        receipt = StageReceipt(
+            request_id=request_id,
+            stage=stage,
+            worker=self.name,
+            node=self.node.name,
+            seconds=time.monotonic() - began,
+            spans=tuple(control.spans),
+            payload_bytes=result.num_bytes,
+            wire_bytes=made.num_bytes,
+            values=dict(result.header.values),
+        )
+        return made, Reply(value=receipt)
+
+    def stop(self, request_id: str) -> None:
+        """Ask the stage of this request to end at its next step; also when it is only about to start."""
+        with self._lock:
+            if self._control is not None and self._control.request_id == request_id:
+                self._control.stop()
+            else:
+                self._stops.add(request_id)
+
+    def watch(self, seen: int, timeout: float) -> tuple[int, list[Progress | LoadProgress]]:
+        """Wait until there are events after number `seen`, or `timeout` seconds; the latest number and the events."""
+        return self._journal.since(seen, timeout)
+
+    def health(self) -> WorkerHealth:
+        """What this worker holds and does."""
+        control = self._control
+        return WorkerHealth(
+            worker=self.name,
+            role=self._spec.role,
+            node=self.node.name,
+            node_id=self.node.node_id,
+            state=self._state,
+            components=dict(self._role.resident),
+            running=f"{control.stage} of {control.request_id}" if control is not None else None,
+            stages_done=self._stages_done,
+            loads=self._loads,
+            pid=os.getpid(),
+            device=self._spec.device,
+            threads=self._spec.threads or 0,
+            geometry=self._role.geometry.fingerprint,
+            versions=versions(),
+        )
+
+    def close(self) -> None:
+        """Stop what runs and let the components go."""
+        control = self._control
+        if control is not None:
+            control.stop()
+        self._role.unload()
+
+    def _reply(self, work: Callable[[], Any]) -> Reply:
+        try:
+            return Reply(value=work())
+        except CheckpointError as error:
+            where = f"node {self.node.name}, role {self._spec.role}"
+            located = type(error)(
+                f"{where}, {error.message}", **{**error.details, "node": self.node.name, "role": self._spec.role}
+            )
+            return Reply(failure=Failure.of(located.with_traceback(error.__traceback__)))
+        except Exception as error:
+            return Reply(failure=Failure.of(error))
+
+    def _stage_failure(self, error: Exception, stage: Stage, request_id: str) -> Failure:
+        plain = Failure.of(error)
+        located = StageError(
+            f"{stage} of request {request_id} failed on node {self.node.name}, role {self._spec.role}: "
+            f"{plain.error_type}: {plain.message}",
+            request_id=request_id,
+            stage=stage,
+            role=self._spec.role,
+            node=self.node.name,
+            error_type=plain.error_type,
+            remote_traceback=plain.remote_traceback,
+        )
+        return Failure(plain.error_type, plain.message, plain.remote_traceback, located)
+
+
+def versions() -> dict[str, str]:
+    """Versions of this process that others must share."""
+    found = {"python": ".".join(platform.python_version_tuple()[:2]), "splitreel": __version__}
+    for name in _VERSIONED:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "none"
+    return found
+
+
+def reply_value(reply: Reply) -> Any:
+    """The value of a Reply, or its failure raised."""
+    failure = reply.failure
+    if failure is None:
+        return reply.value
+    if failure.error is not None:
+        raise failure.error
+    raise SplitreelError(
+        f"{failure.error_type}: {failure.message}",
+        error_type=failure.error_type,
+        remote_traceback=failure.remote_traceback,
+    )

@@ -1,0 +1,108 @@
+"""The local backend: every role in this process, one thread each. The same workers, wire form and checks as on Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from splitreel.cluster.handshake import compare
+from splitreel.cluster.host import NodeFacts, WorkerFacts, WorkerHost, reply_value, versions
+from splitreel.config import Config
+from splitreel.engine.backend import Listener, StageReceipt, WorkerHealth, WorkerInfo
+from splitreel.errors import WorkerLost
+from splitreel.observe.progress import LoadProgress, Progress
+from splitreel.request import Stage
+from splitreel.roles.definition import ModelDefinition
+
+
+class LocalBackend:
+    """Workers as threads. Nothing can be lost here, so nothing is replaced."""
+
+    def __init__(self, model: ModelDefinition, config: Config) -> None:
+        self._hosts: dict[str, WorkerHost] = {}
+        self._infos: list[WorkerInfo] = []
+        self._threads: dict[str, ThreadPoolExecutor] = {}
+        self._watchers: list[asyncio.Task[None]] = []
+        self._watch_threads = ThreadPoolExecutor(thread_name_prefix="splitreel-watch")
+        self.facts: list[WorkerFacts] = []
+        host_name = socket.gethostname()
+        for role, settings in config.roles.items():
+            for index in range(len(settings.placements)):
+                name = role if len(settings.placements) == 1 else f"{role}.{index}"
+                spec = config.role_spec(role)
+                node = NodeFacts(node_id=f"local-{name}", name=host_name)
+                self._hosts[name] = WorkerHost(model, spec, name, node)
+                self._threads[name] = ThreadPoolExecutor(1, thread_name_prefix=f"splitreel-{name}")
+                self._infos.append(WorkerInfo(name, role, spec.stages, spec.workflows, node.name, node.node_id))
+
+    @property
+    def workers(self) -> Sequence[WorkerInfo]:
+        """All workers."""
+        return self._infos
+
+    @property
+    def geometry(self) -> Mapping[str, Any]:
+        """The checkpoint's geometry."""
+        return self.facts[0].geometry
+
+    async def start(self, listener: Listener, on_load: Callable[[LoadProgress], None]) -> None:
+        """Check every role, then load all in parallel."""
+        replies = await asyncio.gather(*(self._call(name, host.prepare) for name, host in self._hosts.items()))
+        self.facts = [reply_value(reply) for reply in replies]
+        compare(self.facts, versions())
+        for name in self._hosts:
+            self._watchers.append(asyncio.ensure_future(self._watch(name, listener, on_load)))
+        for reply in await asyncio.gather(*(self._call(name, host.load) for name, host in self._hosts.items())):
+            reply_value(reply)
+
+    async def run_stage(self, worker: str, stage: Stage, request_id: str, payload: Any) -> tuple[Any, StageReceipt]:
+        """Run a stage in the worker's thread."""
+        made, reply = await self._call(worker, self._hosts[worker].run_stage, stage, request_id, payload)
+        return made, reply_value(reply)
+
+    async def stop_stage(self, worker: str, request_id: str) -> None:
+        """Ask the stage to end at its next step."""
+        self._hosts[worker].stop(request_id)
+
+    async def replace_worker(self, worker: str, error: WorkerLost) -> None:
+        """A thread cannot be replaced: the stage that does not stop goes on, and this says so."""
+        raise error
+
+    async def fetch(self, payload: Any) -> Any:
+        """Already here."""
+        return payload
+
+    async def health(self) -> list[WorkerHealth]:
+        """Ask every worker."""
+        return [host.health() for host in self._hosts.values()]
+
+    async def close(self) -> None:
+        """Stop the threads at their next step."""
+        for host in self._hosts.values():
+            host.close()
+        for watcher in self._watchers:
+            watcher.cancel()
+        await asyncio.gather(*self._watchers, return_exceptions=True)
+        for threads in (*self._threads.values(), self._watch_threads):
+            threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _watch(self, name: str, listener: Listener, on_load: Callable[[LoadProgress], None]) -> None:
+        seen = 0
+        while True:
+            seen, events = await asyncio.get_running_loop().run_in_executor(
+                self._watch_threads, self._hosts[name].watch, seen, 0.5
+            )
+            for event in events:
+                if isinstance(event, Progress):
+                    listener.on_progress(event)
+                else:
+                    on_load(event)
+
+    async def _call(self, worker: str, function: Callable[..., Any], *args: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(
+            self._threads[worker], functools.partial(function, *args)
+        )

@@ -1,0 +1,125 @@
+"""What the engine asks of whatever runs the stages. `cluster` has two: in this process, and on Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from splitreel.errors import WorkerLost
+from splitreel.observe.progress import LoadProgress, Progress
+from splitreel.request import Stage
+
+
+@dataclass(frozen=True)
+class WorkerInfo:
+    """A worker: a process hosting a role. `node` is what people call its machine, `node_id` what Ray calls it."""
+
+    name: str
+    role: str
+    stages: tuple[Stage, ...]
+    workflows: tuple[str, ...]
+    node: str
+    node_id: str
+
+
+@dataclass(frozen=True)
+class WorkerHealth:
+    """What a worker says of itself. `state`: `loading`, `ready`, `lost`. `components`: resident bytes of each."""
+
+    worker: str
+    role: str
+    node: str
+    node_id: str
+    state: str
+    components: dict[str, int] = field(default_factory=dict)
+    running: str | None = None
+    stages_done: int = 0
+    loads: int = 0
+    pid: int = 0
+    device: str = ""
+    threads: int = 0
+    geometry: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StageReceipt:
+    """What a worker reports of a finished stage. Seconds on its own monotonic clock.
+
+    `spans`: parts of the stage by name. `payload_bytes`: logical bytes of what it made; `wire_bytes`: serialised.
+    """
+
+    request_id: str
+    stage: Stage
+    worker: str
+    node: str
+    seconds: float
+    spans: tuple[tuple[str, float], ...] = ()
+    payload_bytes: int = 0
+    wire_bytes: int = 0
+    values: dict[str, Any] = field(default_factory=dict)
+
+
+class PayloadGone(Exception):
+    """The payload that a stage was to start from no longer exists (its node died)."""
+
+
+class Listener(Protocol):
+    """What a backend tells the engine; called on the engine's loop."""
+
+    def on_progress(self, progress: Progress) -> None:
+        """A running stage got further."""
+
+    def on_worker_up(self, worker: WorkerInfo) -> None:
+        """A worker serves (again)."""
+
+    def on_worker_down(self, worker: WorkerInfo, error: WorkerLost, *, returning: bool) -> None:
+        """A worker no longer serves; it comes back when `returning`."""
+
+
+class Backend(Protocol):
+    """Runs stages on workers. Payload handles are opaque: the engine keeps them and hands them on."""
+
+    @property
+    def workers(self) -> Sequence[WorkerInfo]:
+        """All workers, once started."""
+        ...
+
+    @property
+    def geometry(self) -> Mapping[str, Any]:
+        """The checkpoint's geometry as the workers agree on it, once started."""
+        ...
+
+    async def start(self, listener: Listener, on_load: Callable[[LoadProgress], None]) -> None:
+        """Place, check and load. Raises ClusterError or CheckpointError; leaves nothing behind when it does."""
+        ...
+
+    async def run_stage(self, worker: str, stage: Stage, request_id: str, payload: Any) -> tuple[Any, StageReceipt]:
+        """Run a stage from a payload handle to a new one.
+
+        Raises StageError (this request's fault or the stage's), RequestCancelled (stopped as asked), WorkerLost, or
+        PayloadGone.
+        """
+        ...
+
+    async def stop_stage(self, worker: str, request_id: str) -> None:
+        """Ask a running stage to end at its next step."""
+        ...
+
+    async def replace_worker(self, worker: str, error: WorkerLost) -> None:
+        """Give up a worker that does not answer, and start another in its place if the limits allow."""
+        ...
+
+    async def fetch(self, payload: Any) -> Any:
+        """Bring a payload into this process. Raises PayloadGone."""
+        ...
+
+    async def health(self) -> list[WorkerHealth]:
+        """Ask every worker; bounded. One that does not answer is reported as lost."""
+        ...
+
+    async def close(self) -> None:
+        """End all workers and give everything back. Bounded; may be called twice."""
+        ...

@@ -1,0 +1,379 @@
+"""The engine: carries out what the scheduler decides, on one asyncio loop, with a deadline on every wait.
+
+All methods run on that loop; `Session` is what other threads talk to. It keeps payload handles without looking into
+them, and a payload until the next stage's result is there, so that a lost worker costs only the stage that it ran.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from splitreel.engine.backend import Backend, PayloadGone, StageReceipt, WorkerHealth, WorkerInfo
+from splitreel.engine.events import (
+    Cancelled,
+    CancelRequested,
+    Command,
+    Deliver,
+    Event,
+    Fail,
+    PayloadLost,
+    Refuse,
+    ReleasePayload,
+    RunStage,
+    StageDone,
+    StageFailed,
+    StageStopped,
+    StopStage,
+    Submitted,
+    Unserved,
+    WorkerDown,
+    WorkerUp,
+)
+from splitreel.engine.job import Film, Job
+from splitreel.engine.scheduler import Limits, Scheduler
+from splitreel.errors import (
+    ClusterError,
+    QueueFull,
+    RequestCancelled,
+    RequestTimeout,
+    SplitreelError,
+    StageError,
+    WorkerLost,
+)
+from splitreel.observe.progress import LoadProgress, Progress
+from splitreel.request import Stage
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Deadlines:
+    """Bounds on waiting, in seconds.
+
+    `start`: until every role is resident. `request`: from the start of encode to the film. `stage`: for one stage.
+    `stop`: how long a stage that was asked to stop may take before its worker is given up.
+    """
+
+    start: float = 1800.0
+    request: float = 7200.0
+    stage: float = 3600.0
+    stop: float = 30.0
+
+
+@dataclass
+class _Held:
+    """What the engine keeps for one request."""
+
+    job: Job
+    submitted: Any
+    payloads: dict[Stage, Any] = field(default_factory=dict)
+    timer: asyncio.TimerHandle | None = None
+
+
+class Engine:
+    """Runs requests on a backend. `start()`, then `submit()`; `close()` ends everything."""
+
+    def __init__(self, backend: Backend, limits: Limits, deadlines: Deadlines) -> None:
+        self.backend = backend
+        self._deadlines = deadlines
+        self._scheduler = Scheduler(limits)
+        self._held: dict[str, _Held] = {}
+        self._runs: set[asyncio.Task[None]] = set()
+        self._stop_timers: dict[str, asyncio.TimerHandle] = {}
+        self._events: deque[Event] = deque()
+        self._handling = False
+        self._closed = False
+        self._lost: dict[str, WorkerLost] = {}
+
+    # Life -------------------------------------------------------------------------------------------------------------
+
+    async def start(self, on_load: Callable[[LoadProgress], None] = lambda progress: None) -> None:
+        """Bring every worker up. Raises ClusterError or CheckpointError and leaves nothing running when it does."""
+        try:
+            await asyncio.wait_for(self.backend.start(self, on_load), self._deadlines.start)
+        except BaseException as error:
+            await self.close()
+            if isinstance(error, TimeoutError):
+                raise ClusterError(
+                    f"engine.start_timeout: expected every role to be resident within {self._deadlines.start:g} s, found "
+                    "some still loading. Raise it, or see the log for what takes long."
+                ) from None
+            raise
+        for worker in self.backend.workers:
+            self.on_worker_up(worker)
+
+    async def close(self) -> None:
+        """Cancel what is left, end the workers. Bounded; safe to call again."""
+        if self._closed:
+            return
+        self._closed = True
+        for held in list(self._held.values()):
+            self._settle(
+                held.job,
+                RequestCancelled(
+                    f"request {held.job.request_id}: cancelled because the session was closed.",
+                    request_id=held.job.request_id,
+                    stage=held.job.stage,
+                ),
+            )
+        for timer in self._stop_timers.values():
+            timer.cancel()
+        await self.backend.close()
+        for task in list(self._runs):
+            task.cancel()
+        if self._runs:
+            await asyncio.wait(self._runs, timeout=5)
+        self._held.clear()
+
+    # Requests ---------------------------------------------------------------------------------------------------------
+
+    def submit(self, request_id: str, workflow: str, submitted: Any, priority: int = 0) -> Job:
+        """Admit a request, or raise QueueFull at once. `submitted`: the payload that encode starts from."""
+        if self._closed:
+            raise ClusterError("session: expected an open one, found it closed. Open a new session.")
+        if request_id in self._held:
+            raise RequestCancelled(
+                f"request_id: expected a new one, found {request_id!r} in use. Leave it out to get one.",
+                request_id=request_id,
+            )
+        job = Job(
+            request_id=request_id,
+            workflow=workflow,
+            cancel=lambda: self.cancel(request_id),
+            position=lambda: self._scheduler.position(request_id),
+            future=asyncio.get_running_loop().create_future(),
+        )
+        # An error that nobody waits for is in the log; it must not be reported as never retrieved as well.
+        job.future.add_done_callback(lambda future: future.cancelled() or future.exception())
+        self._held[request_id] = _Held(job, submitted)
+        self._handle(Submitted(request_id, workflow, priority))
+        if job.future.done() and isinstance(error := job.future.exception(), QueueFull):
+            raise error
+        return job
+
+    def cancel(self, request_id: str) -> None:
+        """End a request: at once while it is queued or between stages, at the next step while a stage runs."""
+        self._handle(CancelRequested(request_id))
+
+    @property
+    def queued(self) -> int:
+        """Requests admitted and not started."""
+        return self._scheduler.waiting
+
+    @property
+    def in_flight(self) -> int:
+        """Requests between the start of encode and the end of decode."""
+        return self._scheduler.in_flight
+
+    async def health(self) -> list[WorkerHealth]:
+        """Every worker's own report; bounded."""
+        return await self.backend.health()
+
+    # The backend tells (Listener) ---------------------------------------------------------------------------------------
+
+    def on_progress(self, progress: Progress) -> None:
+        """A running stage got further."""
+        held = self._held.get(progress.request_id)
+        if held is not None:
+            held.job.report(progress)
+
+    def on_worker_up(self, worker: WorkerInfo) -> None:
+        """A worker serves (again)."""
+        self._lost.pop(worker.name, None)
+        self._handle(WorkerUp(worker.name, frozenset(worker.stages), frozenset(worker.workflows)))
+
+    def on_worker_down(self, worker: WorkerInfo, error: WorkerLost, *, returning: bool) -> None:
+        """A worker no longer serves."""
+        logger.warning("%s%s", error, " It is being restarted." if returning else "")
+        self._lost[worker.name] = error
+        self._handle(WorkerDown(worker.name, returning))
+
+    # The scheduler decides ----------------------------------------------------------------------------------------------
+
+    def _handle(self, event: Event) -> None:
+        """Feed one event; events that arise while commands are carried out wait their turn."""
+        self._events.append(event)
+        if self._handling:
+            return
+        self._handling = True
+        try:
+            while self._events:
+                for command in self._scheduler.handle(self._events.popleft()):
+                    self._carry_out(command)
+        finally:
+            self._handling = False
+
+    def _carry_out(self, command: Command) -> None:
+        match command:
+            case RunStage(request, stage, worker, attempt):
+                self._start_run(request, stage, worker, attempt)
+            case StopStage(request, stage, worker):
+                self._stop_run(request, stage, worker)
+            case ReleasePayload(request, stage):
+                held = self._held.get(request)
+                if held is not None:
+                    held.payloads.pop(stage, None)
+            case Deliver(request):
+                held = self._held[request]
+                self._spawn(self._deliver(held, held.payloads[Stage.DECODE]))
+            case Fail(request, reason, stage):
+                self._settle(self._held[request].job, self._as_error(request, reason, stage))
+            case Cancelled(request, stage, reason):
+                self._settle(self._held[request].job, self._as_cancel(request, stage, reason))
+            case Refuse(request, waiting, limit):
+                self._settle(
+                    self._held[request].job,
+                    QueueFull(
+                        f"queue: expected room for one more request, found {waiting} waiting of {limit} allowed. Try again "
+                        "later, or raise engine.max_waiting.",
+                        queued=waiting,
+                        limit=limit,
+                    ),
+                )
+
+    def _start_run(self, request: str, stage: Stage, worker: str, attempt: int) -> None:
+        held = self._held[request]
+        job = held.job
+        job.stage = stage
+        job.last_progress = None
+        if job.started_at is None:
+            loop = asyncio.get_running_loop()
+            job.started_at = loop.time()
+            held.timer = loop.call_later(self._deadlines.request, self._expire, request, None, self._deadlines.request)
+        source = held.submitted if stage.previous is None else held.payloads[stage.previous]
+        self._spawn(self._run(held, stage, worker, attempt, source))
+
+    def _stop_run(self, request: str, stage: Stage, worker: str) -> None:
+        loop = asyncio.get_running_loop()
+        self._spawn(self.backend.stop_stage(worker, request))
+        self._stop_timers[worker] = loop.call_later(
+            self._deadlines.stop, lambda: self._spawn(self._give_up(request, stage, worker))
+        )
+
+    async def _give_up(self, request: str, stage: Stage, worker: str) -> None:
+        info = next(item for item in self.backend.workers if item.name == worker)
+        error = WorkerLost(
+            f"role {info.role} on {info.node}: expected {stage} of request {request} to stop within "
+            f"{self._deadlines.stop:g} s, found it still running. The worker is replaced.",
+            role=info.role,
+            node=info.node,
+        )
+        await self.backend.replace_worker(worker, error)
+
+    async def _run(self, held: _Held, stage: Stage, worker: str, attempt: int, source: Any) -> None:
+        """One run of one stage, from the command to the event that ends it."""
+        request = held.job.request_id
+        timer = asyncio.get_running_loop().call_later(
+            self._deadlines.stage, self._expire, request, stage, self._deadlines.stage
+        )
+        event: Event
+        try:
+            payload, receipt = await self.backend.run_stage(worker, stage, request, source)
+        except RequestCancelled as error:
+            held.job.stopped_at = error
+            event = StageStopped(request, stage, worker, attempt)
+        except WorkerLost as error:
+            # The backend says so itself, with what becomes of the worker; its word may come before or after.
+            self._lost.setdefault(worker, error)
+            return
+        except PayloadGone:
+            assert stage.previous is not None
+            self._handle(PayloadLost(request, stage.previous))
+            event = StageFailed(request, stage, worker, WorkerLost(f"the payload of {stage.previous} was lost"), attempt)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            event = StageFailed(request, stage, worker, error, attempt)
+        else:
+            held.payloads[stage] = payload
+            held.job.receipts[stage] = receipt
+            event = StageDone(request, stage, worker, attempt)
+        finally:
+            timer.cancel()
+            if (stop_timer := self._stop_timers.pop(worker, None)) is not None:
+                stop_timer.cancel()
+        self._handle(event)
+
+    async def _deliver(self, held: _Held, handle: Any) -> None:
+        job = held.job
+        try:
+            payload = await self.backend.fetch(handle)
+        except Exception as error:
+            self._settle(job, error)
+            return
+        loop = asyncio.get_running_loop()
+        assert job.started_at is not None
+        receipts: tuple[StageReceipt, ...] = tuple(job.receipts[stage] for stage in Stage)
+        self._settle(job, Film(payload, receipts, loop.time() - job.started_at))
+
+    def _expire(self, request: str, stage: Stage | None, seconds: float) -> None:
+        setting = "engine.request_timeout" if stage is None else "engine.stage_timeout"
+        held = self._held.get(request)
+        if held is None:
+            return
+        self._handle(
+            CancelRequested(
+                request,
+                RequestTimeout(
+                    f"request {request}: {stage or held.job.stage} was not done within {seconds:g} s ({setting}).",
+                    request_id=request,
+                    stage=stage or held.job.stage,
+                    seconds=seconds,
+                ),
+            )
+        )
+
+    def _settle(self, job: Job, outcome: Film | Exception) -> None:
+        """End a job once and forget what was held for it."""
+        held = self._held.pop(job.request_id, None)
+        if held is not None and held.timer is not None:
+            held.timer.cancel()
+        if job.future.done():
+            return
+        if isinstance(outcome, Film):
+            job.future.set_result(outcome)
+            logger.info("request %s: done in %.2f s", job.request_id, outcome.seconds)
+        else:
+            job.future.set_exception(outcome)
+            logger.log(
+                logging.INFO if isinstance(outcome, RequestCancelled | QueueFull) else logging.ERROR,
+                "request %s: %s",
+                job.request_id,
+                outcome,
+            )
+
+    def _as_error(self, request: str, reason: object, stage: Stage) -> Exception:
+        if isinstance(reason, SplitreelError):
+            return reason
+        if isinstance(reason, Unserved) and self._lost:
+            return next(reversed(self._lost.values()))
+        if isinstance(reason, BaseException):
+            return StageError(f"{stage} of request {request}: {reason}", request_id=request, stage=stage)
+        last = next(reversed(self._lost.values()), None)
+        return WorkerLost(
+            f"request {request}: {reason}{f' Last: {last}' if last else ''}", request_id=request, stage=stage
+        )
+
+    def _as_cancel(self, request: str, stage: Stage | None, reason: object) -> Exception:
+        if isinstance(reason, SplitreelError):
+            return reason
+        stopped = self._held[request].job.stopped_at
+        if stopped is not None:
+            return stopped
+        where = "before it started" if stage is None else f"before or during {stage}"
+        return RequestCancelled(f"request {request}: cancelled {where}.", request_id=request, stage=stage)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._runs.add(task)
+        task.add_done_callback(self._reap)
+
+    def _reap(self, task: asyncio.Task[None]) -> None:
+        self._runs.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("engine: %s", error, exc_info=error)

@@ -1,0 +1,111 @@
+"""A request under way, as the one who submitted it sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from splitreel.engine.backend import StageReceipt
+from splitreel.errors import RequestCancelled, RequestTimeout
+from splitreel.observe.progress import Progress
+from splitreel.request import Stage
+
+State = Literal["queued", "running", "completed", "failed", "cancelled"]
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """Where a job stands. `position`: requests before it while queued. `progress`: of the stage that runs."""
+
+    request_id: str
+    state: State
+    stage: Stage | None
+    position: int | None
+    progress: Progress | None
+    elapsed: float
+
+
+@dataclass(frozen=True)
+class Film:
+    """What a finished job holds: the film payload in this process, and one receipt per stage."""
+
+    payload: Any
+    receipts: tuple[StageReceipt, ...]
+    seconds: float
+
+
+@dataclass(eq=False)
+class Job:
+    """One submitted request. All methods belong to the engine's loop."""
+
+    request_id: str
+    workflow: str
+    cancel: Callable[[], None]
+    position: Callable[[], int | None]
+    future: asyncio.Future[Film]
+    listeners: list[Callable[[Progress], None]] = field(default_factory=list)
+    receipts: dict[Stage, StageReceipt] = field(default_factory=dict)
+    stage: Stage | None = None
+    last_progress: Progress | None = None
+    submitted_at: float = field(default_factory=time.monotonic)
+    started_at: float | None = None
+    stopped_at: Exception | None = None
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def state(self) -> State:
+        """Queued until its first stage runs, then running until it ended."""
+        if not self.future.done():
+            return "queued" if self.started_at is None else "running"
+        if self.future.cancelled():
+            return "cancelled"
+        error = self.future.exception()
+        if error is None:
+            return "completed"
+        return "cancelled" if isinstance(error, RequestCancelled) else "failed"
+
+    def status(self) -> JobStatus:
+        """A snapshot."""
+        return JobStatus(
+            request_id=self.request_id,
+            state=self.state,
+            stage=self.stage,
+            position=self.position() if self.state == "queued" else None,
+            progress=self.last_progress,
+            elapsed=time.monotonic() - self.submitted_at,
+        )
+
+    async def result(self, timeout: float | None = None) -> Film:
+        """Wait for the film. Raises the request's error, or RequestTimeout when this wait (not the job) is over."""
+        try:
+            return await asyncio.wait_for(asyncio.shield(self.future), timeout)
+        except TimeoutError:
+            raise RequestTimeout(
+                f"request {self.request_id}: not finished after waiting {timeout:g} s; it goes on. Wait again or cancel it.",
+                request_id=self.request_id,
+                stage=self.stage,
+                seconds=timeout,
+            ) from None
+
+    async def progress(self) -> AsyncIterator[Progress]:
+        """Each step as it happens, until the job has ended. A slow reader sees the latest, not every one."""
+        seen: Progress | None = None
+        while not self.future.done():
+            self._changed.clear()
+            if self.last_progress is not None and self.last_progress is not seen:
+                seen = self.last_progress
+                yield seen
+                continue
+            waiter = asyncio.ensure_future(self._changed.wait())
+            await asyncio.wait({waiter, self.future}, return_when=asyncio.FIRST_COMPLETED)
+            waiter.cancel()
+
+    def report(self, progress: Progress) -> None:
+        """Called by the engine for each step."""
+        self.last_progress = progress
+        self._changed.set()
+        for listener in list(self.listeners):
+            listener(progress)

@@ -1,0 +1,308 @@
+"""Session: a config becomes a backend and an engine. What users hold.
+
+The engine lives on a loop of its own thread; every method here may be called from any thread, `session.aio` from any
+other loop. This is the only importer of `h3`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, TypeVar
+
+from splitreel.cluster.backends import make_backend
+from splitreel.config import Config, load_config
+from splitreel.engine.backend import WorkerHealth
+from splitreel.engine.engine import Deadlines, Engine
+from splitreel.engine.job import Film, Job, JobStatus
+from splitreel.engine.scheduler import Limits
+from splitreel.errors import ConfigError, RequestTimeout
+from splitreel.h3.films import film_contents
+from splitreel.h3.geometry import Geometry
+from splitreel.h3.media import prepare
+from splitreel.h3.model import MiniMaxH3
+from splitreel.observe.progress import LoadProgress, Progress
+from splitreel.request import Effective, GenerateRequest, GenerateResult, StageTiming
+from splitreel.wire import Packed, Payload, pack, unpack
+
+T = TypeVar("T")
+OnProgress = Callable[[Progress], None]
+OnLoad = Callable[[LoadProgress], None]
+
+
+class Session:
+    """An open deployment: every role resident, ready for requests.
+
+    ```python
+    with Session.from_config("two_machines.yaml") as session:
+        session.generate(GenerateRequest(prompt="An alpine lake at sunrise.", steps=5)).save("lake.mp4")
+    ```
+    """
+
+    def __init__(self, config: Config, *, on_load: OnLoad | None = None) -> None:
+        """Place, check and load; returns when every role is resident. Raises ConfigError, ClusterError, CheckpointError."""
+        self.config = config
+        self.aio = AsyncSession(self)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="splitreel-engine", daemon=True)
+        self._thread.start()
+        self._closed = False
+        settings = config.engine
+        self._engine = Engine(
+            make_backend(MiniMaxH3(), config),
+            Limits(settings.max_in_flight, settings.max_waiting, settings.retries),
+            Deadlines(
+                start=settings.start_timeout,
+                request=settings.request_timeout,
+                stage=settings.stage_timeout,
+                stop=settings.lost_after,
+            ),
+        )
+        try:
+            self._wait(self._engine.start(on_load or (lambda progress: None)))
+            self.geometry = Geometry.from_dict(dict(self._engine.backend.geometry))
+        except BaseException:
+            self.close()
+            raise
+
+    @classmethod
+    def from_config(
+        cls, source: str | os.PathLike[str] | Config, *, set: Sequence[str] = (), on_load: OnLoad | None = None
+    ) -> Session:
+        """Open a session from a config file (with `a.b=c` overrides) or a `Config`."""
+        if isinstance(source, Config):
+            if set:
+                raise ConfigError("set: expected a file to override, found a Config. Change the Config instead.")
+            return cls(source, on_load=on_load)
+        return cls(load_config(source, set), on_load=on_load)
+
+    def check(self, request: GenerateRequest) -> Effective:
+        """What a request would make, or InvalidRequest. Reads its media; sends nothing."""
+        return prepare(request, self.geometry, self.config.model.workflows)[0]
+
+    def submit(self, request: GenerateRequest, *, on_progress: OnProgress | None = None) -> JobHandle:
+        """Check a request, admit it and return at once. Raises InvalidRequest or QueueFull.
+
+        `on_progress` is called on the engine's thread for each step; it must be quick.
+        """
+        effective, submitted = self._prepare(request)
+        return self._wait(self._admit(request, effective, submitted, on_progress))
+
+    def generate(self, request: GenerateRequest, *, on_progress: OnProgress | None = None) -> GenerateResult:
+        """Make one film. An interrupt (Ctrl-C) cancels it on the workers."""
+        job = self.submit(request, on_progress=on_progress)
+        try:
+            return job.result()
+        except BaseException:
+            job.cancel()
+            raise
+
+    def stream(
+        self,
+        requests: Iterable[GenerateRequest],
+        *,
+        on_progress: OnProgress | None = None,
+        return_errors: bool = False,
+    ) -> Iterator[GenerateResult | Exception]:
+        """Make films, pipelined, and yield them in order. `requests` is read only as fast as films are made.
+
+        Leaving the loop cancels what is left. A failed request raises when its turn comes, or with `return_errors` is
+        yielded as its exception, and the others go on.
+        """
+        source = iter(requests)
+        window: list[JobHandle | Exception] = []
+        try:
+            while True:
+                while len(window) < 2 * self.config.engine.max_in_flight and (request := next(source, None)) is not None:
+                    try:
+                        window.append(self.submit(request, on_progress=on_progress))
+                    except Exception as error:
+                        if not return_errors:
+                            raise
+                        window.append(error)
+                if not window:
+                    return
+                job = window.pop(0)
+                if isinstance(job, Exception):
+                    yield job
+                    continue
+                try:
+                    result: GenerateResult | Exception = job.result()
+                except Exception as error:
+                    if not return_errors:
+                        raise
+                    result = error
+                yield result
+        finally:
+            for left in window:
+                if isinstance(left, JobHandle):
+                    left.cancel()
+
+    def health(self) -> list[WorkerHealth]:
+        """What every worker holds and does; bounded, also while stages run."""
+        return self._wait(self._engine.health())
+
+    def close(self) -> None:
+        """Cancel what is left and end the workers. Bounded; safe to call again."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            asyncio.run_coroutine_threadsafe(self._engine.close(), self._loop).result(timeout=60)
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(timeout=10)
+            if not self._loop.is_running():
+                self._loop.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # Between threads ----------------------------------------------------------------------------------------------------
+
+    def _prepare(self, request: GenerateRequest) -> tuple[Effective, Packed]:
+        effective, payload = prepare(request, self.geometry, self.config.model.workflows)
+        return effective, pack(payload)
+
+    async def _admit(
+        self, request: GenerateRequest, effective: Effective, submitted: Packed, on_progress: OnProgress | None
+    ) -> JobHandle:
+        job = self._engine.submit(request.request_id, effective.workflow, submitted, request.priority)
+        if on_progress is not None:
+            job.listeners.append(on_progress)
+        return JobHandle(self, job, effective)
+
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run on the engine's loop and wait for it; an interrupt leaves the work to `close`."""
+        if self._loop.is_closed():
+            work.close()
+            raise ConfigError("session: expected an open one, found it closed. Open a new session.")
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+class JobHandle:
+    """A submitted request. Every method may be called from any thread."""
+
+    def __init__(self, session: Session, job: Job, effective: Effective) -> None:
+        self._session = session
+        self._job = job
+        self.effective = effective
+
+    @property
+    def request_id(self) -> str:
+        """The request's id."""
+        return self._job.request_id
+
+    def status(self) -> JobStatus:
+        """Queued (with its position), running (with stage and step), completed, failed or cancelled."""
+
+        async def ask() -> JobStatus:
+            return self._job.status()
+
+        return self._session._wait(ask())
+
+    def result(self, timeout: float | None = None) -> GenerateResult:
+        """Wait for the film. Raises the request's error; RequestTimeout when only this wait is over."""
+        return self._session._wait(self._result(timeout))
+
+    def cancel(self) -> None:
+        """Cancel: at once while queued, at the next step while running. Ended jobs are left as they are."""
+        if not self._session._loop.is_closed():
+            self._session._loop.call_soon_threadsafe(self._job.cancel)
+
+    def progress(self) -> Iterator[Progress]:
+        """Each step as it happens, until the job has ended."""
+        steps = self._job.progress()
+
+        async def following() -> Progress | None:
+            return await anext(steps, None)
+
+        while (step := self._session._wait(following())) is not None:
+            yield step
+
+    async def _result(self, timeout: float | None = None) -> GenerateResult:
+        return film_result(self._job.request_id, self.effective, await self._job.result(timeout))
+
+
+class AsyncSession:
+    """The session's coroutines, for use on any loop."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    async def submit(self, request: GenerateRequest, *, on_progress: OnProgress | None = None) -> JobHandle:
+        """As `Session.submit`; media are read in a thread."""
+        effective, submitted = await asyncio.to_thread(self._session._prepare, request)
+        return await self._hand_over(self._session._admit(request, effective, submitted, on_progress))
+
+    async def result(self, job: JobHandle, timeout: float | None = None) -> GenerateResult:
+        """As `JobHandle.result`."""
+        return await self._hand_over(job._result(timeout))
+
+    async def generate(self, request: GenerateRequest, *, on_progress: OnProgress | None = None) -> GenerateResult:
+        """As `Session.generate`; cancelling the coroutine cancels the request on the workers."""
+        job = await self.submit(request, on_progress=on_progress)
+        try:
+            return await self.result(job)
+        except BaseException:
+            job.cancel()
+            raise
+
+    async def stream(
+        self, requests: Iterable[GenerateRequest], *, on_progress: OnProgress | None = None
+    ) -> AsyncIterator[GenerateResult]:
+        """As `Session.stream`; closing the iterator cancels what is left."""
+        source = iter(requests)
+        window: list[JobHandle] = []
+        try:
+            while True:
+                limit = 2 * self._session.config.engine.max_in_flight
+                while len(window) < limit and (request := next(source, None)) is not None:
+                    window.append(await self.submit(request, on_progress=on_progress))
+                if not window:
+                    return
+                yield await self.result(window.pop(0))
+        finally:
+            for left in window:
+                left.cancel()
+
+    async def health(self) -> list[WorkerHealth]:
+        """As `Session.health`."""
+        return await self._hand_over(self._session._engine.health())
+
+    async def close(self) -> None:
+        """As `Session.close`."""
+        await asyncio.to_thread(self._session.close)
+
+    async def _hand_over(self, work: Coroutine[Any, Any, T]) -> T:
+        handed: Future[T] = asyncio.run_coroutine_threadsafe(work, self._session._loop)
+        return await asyncio.wrap_future(handed)
+
+
+def film_result(request_id: str, effective: Effective, film: Film) -> GenerateResult:
+    """What the user gets of a finished job."""
+    payload: Payload = unpack(film.payload)
+    calls = int(payload.header.values["transformer_calls"])
+    return GenerateResult(
+        request_id=request_id,
+        effective=replace(effective, transformer_calls=calls),
+        timings=tuple(
+            StageTiming(receipt.stage, receipt.worker, receipt.node, receipt.seconds, receipt.spans)
+            for receipt in film.receipts
+        ),
+        seconds=film.seconds,
+        **film_contents(payload),
+    )
+
+
+__all__ = ["AsyncSession", "JobHandle", "RequestTimeout", "Session", "film_result"]
