@@ -134,8 +134,12 @@ class RoleConfig(_Section):
 class EngineConfig(_Section):
     """Bounds and deadlines. Times in seconds."""
 
-    max_in_flight: int = Field(default=3, ge=1, le=1024, description="Requests between encode's start and decode's end.")
-    max_waiting: int = Field(default=64, ge=0, description="Admitted requests that have not started; one more is refused.")
+    max_in_flight: int = Field(
+        default=3, ge=1, le=1024, description="Requests between encode's start and decode's end."
+    )
+    max_waiting: int = Field(
+        default=64, ge=0, description="Admitted requests that have not started; one more is refused."
+    )
     retries: int = Field(default=1, ge=0, le=10, description="How often a stage runs again after its worker was lost.")
     start_timeout: float = Field(default=1800.0, gt=0, description="Until every role is resident.")
     request_timeout: float = Field(default=7200.0, gt=0, description="From the start of encode to the film.")
@@ -299,7 +303,7 @@ class _UniqueKeys(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+            key = self.construct_object(key_node, deep=True)
             if key in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} twice", key_node.start_mark)
             seen.add(key)

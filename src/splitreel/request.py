@@ -149,8 +149,9 @@ def check_plain_fields(request: GenerateRequest) -> None:
     def refuse(name: str, expected: str, found: object, hint: str = "") -> None:
         raise InvalidRequest(f"{name}: expected {expected}, found {found!r}.{' ' + hint if hint else ''}", field=name)
 
-    if not isinstance(request.prompt, str):
-        refuse("prompt", "one string", type(request.prompt).__name__, "One request makes one film; send several.")
+    prompt: object = request.prompt  # types are promises; a caller without a type checker gets a message
+    if not isinstance(prompt, str):
+        refuse("prompt", "one string", type(prompt).__name__, "One request makes one film; send several.")
     if not request.prompt.strip():
         refuse("prompt", "a text that is not empty", request.prompt)
     for name in ("num_frames", "height", "width", "steps", "priority"):
@@ -183,9 +184,11 @@ def check_plain_fields(request: GenerateRequest) -> None:
         refuse("seed", "a whole number from 0 to 2**63 - 1", seed)
     if request.output not in OUTPUTS:
         refuse("output", f"one of {', '.join(OUTPUTS)}", request.output)
-    if not isinstance(request.request_id, str) or not request.request_id:
+    request_id: object = request.request_id
+    if not isinstance(request_id, str) or not request_id:
         refuse("request_id", "a text that is not empty", request.request_id)
-    for index, reference in enumerate(request.references):
+    references: Sequence[object] = request.references
+    for index, reference in enumerate(references):
         if not isinstance(reference, ImageReference | VideoReference | AudioReference):
             refuse(
                 f"references[{index}]",
@@ -280,7 +283,8 @@ class GenerateResult:
         else:
             raise InvalidRequest("save: this result holds no video.", field="output")
         track = Sound(self.waveform, self.sample_rate) if sound and self.waveform is not None else None
-        return write_film(target, Clip(frames=frames, fps=self.effective.fps, sound=track))
+        write_film(target, Clip(frames=frames, fps=self.effective.fps, sound=track))
+        return target
 
 
 def _write_whole(target: Path, content: bytes) -> Path:

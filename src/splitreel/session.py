@@ -118,7 +118,9 @@ class Session:
         window: list[JobHandle | Exception] = []
         try:
             while True:
-                while len(window) < 2 * self.config.engine.max_in_flight and (request := next(source, None)) is not None:
+                while (
+                    len(window) < 2 * self.config.engine.max_in_flight and (request := next(source, None)) is not None
+                ):
                     try:
                         window.append(self.submit(request, on_progress=on_progress))
                     except Exception as error:

@@ -17,7 +17,9 @@ def compare(facts: Sequence[WorkerFacts], driver: dict[str, str]) -> None:
     for name in driver:
         found = {f"driver {driver[name]}": driver[name]}
         for item in facts:
-            found[f"{item.role} on {item.node.name} {item.versions.get(name, 'none')}"] = item.versions.get(name, "none")
+            found[f"{item.role} on {item.node.name} {item.versions.get(name, 'none')}"] = item.versions.get(
+                name, "none"
+            )
         if len(set(found.values())) > 1:
             differences.append(f"{name}: {', '.join(found)}")
     schemas = {f"{item.role} on {item.node.name} {item.schema[0]}.{item.schema[1]}": item.schema[0] for item in facts}
@@ -25,7 +27,9 @@ def compare(facts: Sequence[WorkerFacts], driver: dict[str, str]) -> None:
         differences.append(f"wire schema: {', '.join(schemas)}")
     if differences:
         raise VersionMismatch(
-            "versions: expected the same everywhere, found " + "; ".join(differences) + ". Install the same on every node.",
+            "versions: expected the same everywhere, found "
+            + "; ".join(differences)
+            + ". Install the same on every node.",
             differences=differences,
         )
     first = facts[0]

@@ -168,7 +168,7 @@ class WorkerHost:
         except RequestCancelled as error:
             return None, Reply(failure=Failure.of(error))
         except Exception as error:
-            return None, Reply(failure=self._stage_failure(error, stage, request_id))
+            return None, Reply(failure=self.stage_failure(error, stage, request_id))
         finally:
             with self._lock:
                 self._control = None
@@ -194,6 +194,15 @@ class WorkerHost:
                 self._control.stop()
             else:
                 self._stops.add(request_id)
+
+    def check(self, request_id: str, stage: Stage) -> None:
+        """Raise RequestCancelled if this request, which is about to run, was asked to stop."""
+        with self._lock:
+            if request_id in self._stops:
+                self._stops.discard(request_id)
+                raise RequestCancelled(
+                    f"request {request_id}: cancelled; {stage} had not started.", request_id=request_id, stage=stage
+                )
 
     def watch(self, seen: int, timeout: float) -> tuple[int, list[Progress | LoadProgress]]:
         """Wait until there are events after number `seen`, or `timeout` seconds; the latest number and the events."""
@@ -238,7 +247,8 @@ class WorkerHost:
         except Exception as error:
             return Reply(failure=Failure.of(error))
 
-    def _stage_failure(self, error: Exception, stage: Stage, request_id: str) -> Failure:
+    def stage_failure(self, error: Exception, stage: Stage, request_id: str) -> Failure:
+        """An exception as a StageError that says which stage of which request failed, on which node, in which role."""
         plain = Failure.of(error)
         located = StageError(
             f"{stage} of request {request_id} failed on node {self.node.name}, role {self._spec.role}: "

@@ -284,7 +284,9 @@ class Engine:
         except PayloadGone:
             assert stage.previous is not None
             self._handle(PayloadLost(request, stage.previous))
-            event = StageFailed(request, stage, worker, WorkerLost(f"the payload of {stage.previous} was lost"), attempt)
+            event = StageFailed(
+                request, stage, worker, WorkerLost(f"the payload of {stage.previous} was lost"), attempt
+            )
         except asyncio.CancelledError:
             raise
         except Exception as error:

@@ -100,7 +100,8 @@ class Job:
                 yield seen
                 continue
             waiter = asyncio.ensure_future(self._changed.wait())
-            await asyncio.wait({waiter, self.future}, return_when=asyncio.FIRST_COMPLETED)
+            ends: list[asyncio.Future[Any]] = [waiter, self.future]
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             waiter.cancel()
 
     def report(self, progress: Progress) -> None:

@@ -27,7 +27,9 @@ def film_tensors(video: Tensor, sound: Tensor, *, output: str, sample_rate: int)
     frames = (video * 255.0).round().to(torch.uint8).permute(0, 2, 3, 1).cpu().contiguous()
     if output == "frames":
         return {"frames": frames, "waveform": waveform}
-    clip = Clip(frames=frames.numpy(), fps=float(FPS), sound=Sound(fit(waveform.numpy(), len(frames), sample_rate), sample_rate))
+    clip = Clip(
+        frames=frames.numpy(), fps=float(FPS), sound=Sound(fit(waveform.numpy(), len(frames), sample_rate), sample_rate)
+    )
     return {"mp4": torch.frombuffer(bytearray(film_bytes(clip)), dtype=torch.uint8)}
 
 

@@ -161,7 +161,10 @@ def read_geometry(checkpoint: Checkpoint, workflows: Sequence[str]) -> Geometry:
         where = f"{name}/config.json"
         _agree(f"{where}: in_channels", config.get("in_channels"), "vae latent_channels", geometry.latent_channels)
         _agree(
-            f"{where}: audio_in_channels", config.get("audio_in_channels"), "audio_vae latent_channels", geometry.audio_channels
+            f"{where}: audio_in_channels",
+            config.get("audio_in_channels"),
+            "audio_vae latent_channels",
+            geometry.audio_channels,
         )
         _agree(f"{where}: text_dim", config.get("text_dim"), "text_encoder hidden_size", geometry.text_dim)
         _agree(f"{where}: patch_size", _patch(config, name, checkpoint), f"{names[0]} patch_size", geometry.patch_size)

@@ -95,7 +95,10 @@ def _keyframes(request: GenerateRequest) -> tuple[list[torch.Tensor], tuple[int,
 
 
 def _references(request: GenerateRequest, geometry: Geometry, num_frames: int) -> tuple[dict[str, Any], list[Any]]:
-    pictures, clips, sounds, described = [], [], [], []
+    pictures: list[torch.Tensor] = []
+    clips: list[torch.Tensor] = []
+    sounds: list[torch.Tensor] = []
+    described: list[dict[str, Any]] = []
     for index, reference in enumerate(request.references):
         where = f"references[{index}]"
         match reference:
@@ -137,7 +140,9 @@ def _read_clip(reference: VideoReference, geometry: Geometry, num_frames: int, w
             )
         source = Clip(frames=source, fps=reference.fps, sound=reference.sound)
     elif reference.sound is not None:
-        raise InvalidRequest(f"{where}: expected sound only beside frames given as an array, found a file.", field=where)
+        raise InvalidRequest(
+            f"{where}: expected sound only beside frames given as an array, found a file.", field=where
+        )
     clip = read_video(source, where, max_frames=num_frames, fps=float(FPS), canvas=canvas, source_fps=reference.fps)
     if len(clip.frames) < MIN_REFERENCE_FRAMES:
         raise InvalidRequest(

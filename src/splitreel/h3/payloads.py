@@ -76,6 +76,8 @@ def _encoded(workflow: str, geometry: Geometry) -> _Parts:
 
 def _denoised(workflow: str, geometry: Geometry) -> _Parts:
     return (
-        FieldSpec("latents", ("float32",), (1, geometry.latent_channels, None, None, None), finite=True, on_device=True),
+        FieldSpec(
+            "latents", ("float32",), (1, geometry.latent_channels, None, None, None), finite=True, on_device=True
+        ),
         FieldSpec("audio_latents", ("float32",), (2, geometry.audio_channels, None), finite=True, on_device=True),
     ), {"transformer_calls": int}

@@ -36,7 +36,10 @@ class EncodeProgram:
 
     def __call__(self, payload: Payload, control: StageControl) -> Payload:
         inputs = encode_inputs(payload, self._pipeline.geometry)
-        with self._watches.layers.reporting(control, self._watches.num_layers), self._watches.encoder.reporting(control):
+        with (
+            self._watches.layers.reporting(control, self._watches.num_layers),
+            self._watches.encoder.reporting(control),
+        ):
             state = self._pipeline(**inputs)
         names = ["prompt_embeds", "text_token_tags"]
         values: dict[str, Any] = {}
@@ -190,7 +193,9 @@ def build_pipeline(
         loop = blocks.sub_blocks["denoise.denoise"]
         loop.sub_blocks.insert("report", report, len(loop.sub_blocks))
         loop.set_progress_bar_config(disable=True)
-    pipeline = GeometryPipeline(blocks=blocks, pretrained_model_name_or_path=str(checkpoint.root), local_files_only=True)
+    pipeline = GeometryPipeline(
+        blocks=blocks, pretrained_model_name_or_path=str(checkpoint.root), local_files_only=True
+    )
     pipeline.geometry = geometry
     names = [spec.name for spec in blocks.expected_components if spec.default_creation_method == "from_pretrained"]
     pipeline.update_components(**{name: components[name] for name in names})
@@ -216,7 +221,9 @@ def check_input_names(pipeline: GeometryPipeline, names: list[str]) -> None:
     known = {param.name for param in pipeline.blocks.inputs}
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise InvalidPayload(f"{', '.join(unknown)}: no input of these blocks; they take {', '.join(sorted(map(str, known)))}.")
+        raise InvalidPayload(
+            f"{', '.join(unknown)}: no input of these blocks; they take {', '.join(sorted(map(str, known)))}."
+        )
 
 
 def _carried(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -237,5 +244,3 @@ def _onward(payload: Payload, to: Stage, tensors: Mapping[str, Any], values: Map
         ),
         tensors,
     )
-
-

@@ -20,7 +20,7 @@ import av
 import av.codec
 import av.error
 import numpy as np
-from av.video.reformatter import ColorPrimaries, ColorRange, Colorspace, ColorTrc
+from av.video.reformatter import ColorRange, Colorspace
 
 from splitreel.errors import ConfigError, InvalidRequest
 from splitreel.media.data import Clip, Sound

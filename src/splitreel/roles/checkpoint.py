@@ -145,7 +145,9 @@ def check_safetensors(path: Path, *, component: str) -> None:
             if header_length > size - 8:
                 raise refuse(f"a header of {header_length} bytes", f"a file of {size} bytes")
             header = json.loads(file.read(header_length))
-        data_length = max((entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0)
+        data_length = max(
+            (entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0
+        )
     except FileNotFoundError:
         raise refuse("the weights", "no such file") from None
     except OSError as error:
@@ -179,7 +181,9 @@ def _local(path: Path, source: str) -> Checkpoint:
     if not (path / INDEX_FILE).is_file():
         root = next((parent for parent in path.absolute().parents if (parent / INDEX_FILE).is_file()), None)
         hint = f"Use the repository root: {root}." if root else "Use the repository root, the folder that holds it."
-        original = " This looks like one of the original partitions, not the diffusers layout." if _original(path) else ""
+        original = (
+            " This looks like one of the original partitions, not the diffusers layout." if _original(path) else ""
+        )
         raise CheckpointError(
             f"model.path: expected {INDEX_FILE} in {path}, found none.{original} {hint}", file=str(path / INDEX_FILE)
         )

@@ -45,7 +45,9 @@ class Role:
         """
         needs = self.model.components(self.spec.workflows, self.spec.stages)
         checkpoint = open_checkpoint(
-            self.model.locate(self.spec.model_path), components=[need.name for need in needs], revision=self.spec.revision
+            self.model.locate(self.spec.model_path),
+            components=[need.name for need in needs],
+            revision=self.spec.revision,
         )
         checkpoint.check(needs)
         self._geometry = self.model.read_geometry(checkpoint, self.spec.workflows)

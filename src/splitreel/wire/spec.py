@@ -116,7 +116,9 @@ def _check_tensor(item: FieldSpec, name: str, tensor: Tensor, sizes: dict[str, i
     for expected, size in zip(item.dims, tensor.shape, strict=True):
         wanted = sizes.setdefault(expected, size) if isinstance(expected, str) else expected
         if wanted is not None and wanted != size:
-            raise _invalid(header, name, f"dims {_dims(item.dims)} with {expected} = {wanted}", str(tuple(tensor.shape)))
+            raise _invalid(
+                header, name, f"dims {_dims(item.dims)} with {expected} = {wanted}", str(tuple(tensor.shape))
+            )
     if item.finite and not bool(torch.isfinite(tensor).all()):
         bad = int((~torch.isfinite(tensor)).sum())
         raise _invalid(header, name, "finite values", f"{bad} of {tensor.numel()} not finite (NaN or infinity)")

@@ -1,0 +1,80 @@
+"""The Ray actor around a `WorkerHost`: a thin shell that only moves things between Ray and the host."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import replace
+from typing import Any
+
+import ray
+
+from splitreel.cluster.host import Failure, NodeFacts, Reply, WorkerHost
+from splitreel.cluster.transport import receive
+from splitreel.config import RoleSpec
+from splitreel.engine.backend import PayloadGone, StageReceipt, WorkerHealth
+from splitreel.errors import RequestCancelled
+from splitreel.observe.progress import LoadProgress, Progress
+from splitreel.request import Stage
+from splitreel.roles.definition import ModelDefinition
+from splitreel.wire import Packed
+
+
+# Stages have the default group's single thread; the control group answers while a stage computes. One of its threads
+# is taken by the driver's standing `watch`, and after a lost answer for a while by the one before it.
+@ray.remote(  # type: ignore[call-overload]
+    num_cpus=0, max_restarts=0, max_task_retries=0, max_concurrency=1, concurrency_groups={"control": 8}
+)
+class WorkerActor:
+    """One worker process."""
+
+    def __init__(self, model: ModelDefinition, spec: RoleSpec, name: str) -> None:
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+        context = ray.get_runtime_context()
+        node = NodeFacts(node_id=context.get_node_id(), name=ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+        self._host = WorkerHost(model, spec, name, node)
+        logging.getLogger(__name__).info("worker %s on %s, pid %d", name, node.name, os.getpid())
+
+    def prepare(self) -> Reply:
+        """Check files and read the geometry."""
+        return self._host.prepare()
+
+    def load(self) -> Reply:
+        """Load the components."""
+        return self._host.load()
+
+    @ray.method(num_returns=2)
+    def run_stage(
+        self, stage: Stage, request_id: str, nested: list[Any], hop_timeout: float
+    ) -> tuple[Packed | None, Reply]:
+        """Run a stage from the payload behind the one reference in `nested`."""
+        try:
+            packed, spans = receive(nested[0], timeout=hop_timeout, check=lambda: self._host.check(request_id, stage))
+        except (PayloadGone, RequestCancelled) as error:
+            return None, Reply(failure=Failure.of(error))
+        except Exception as error:
+            return None, Reply(failure=self._host.stage_failure(error, stage, request_id))
+        made, reply = self._host.run_stage(stage, request_id, packed)
+        if isinstance(reply.value, StageReceipt):
+            reply = Reply(value=replace(reply.value, spans=(*spans, *reply.value.spans)))
+        return made, reply
+
+    @ray.method(concurrency_group="control")
+    def stop(self, request_id: str) -> None:
+        """Ask a stage to end at its next step."""
+        self._host.stop(request_id)
+
+    @ray.method(concurrency_group="control")
+    def watch(self, seen: int, timeout: float) -> tuple[int, list[Progress | LoadProgress]]:
+        """Wait for events."""
+        return self._host.watch(seen, timeout)
+
+    @ray.method(concurrency_group="control")
+    def health(self) -> WorkerHealth:
+        """What this worker holds and does."""
+        return self._host.health()
+
+    @ray.method(concurrency_group="control")
+    def shut(self) -> None:
+        """Let the components go."""
+        self._host.close()

@@ -1,0 +1,103 @@
+"""Joining a Ray cluster: an address that was given, one that runs here already, or an embedded one of our own.
+
+Never starts a cluster unless asked to (`embedded`), and never shuts down one that it did not join itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import ray
+from ray._private import state as ray_state
+
+from splitreel.cluster.embedded import EmbeddedCluster
+from splitreel.cluster.placement import Node
+from splitreel.errors import ClusterUnreachable
+
+
+@dataclass
+class Connection:
+    """This process's place in a cluster. `close()` undoes exactly what `connect` did."""
+
+    address: str
+    joined: bool
+    embedded: EmbeddedCluster | None = None
+
+    def nodes(self) -> list[Node]:
+        """The nodes that are alive, head first, with what is free on each."""
+        free = ray_state.available_resources_per_node()  # type: ignore[no-untyped-call]
+        found = []
+        for row in ray.nodes():  # type: ignore[no-untyped-call]
+            if not row["Alive"]:
+                continue
+            resources = row["Resources"]
+            found.append(
+                Node(
+                    node_id=row["NodeID"],
+                    address=row["NodeManagerAddress"],
+                    hostname=row["NodeManagerHostname"],
+                    gpus=resources.get("GPU", 0.0),
+                    free_gpus=free.get(row["NodeID"], {}).get("GPU", 0.0),
+                    labels=dict(row.get("Labels") or {}),
+                )
+            )
+        heads = {row["NodeID"] for row in ray.nodes() if "node:__internal_head__" in row["Resources"]}  # type: ignore[no-untyped-call]
+        return sorted(found, key=lambda node: (node.node_id not in heads, node.address, node.node_id))
+
+    def close(self) -> None:
+        """Leave the cluster, and end it if it is our own."""
+        if self.joined:
+            ray.shutdown()
+            self.joined = False
+        if self.embedded is not None:
+            self.embedded.stop()
+
+
+def connect(address: str, *, nodes: int, report: Callable[[str], None] = lambda line: None) -> Connection:
+    """Join the cluster at `address`. Raises ClusterUnreachable."""
+    if address == "embedded":
+        _refuse_second("embedded")
+        cluster = EmbeddedCluster.start(nodes=nodes, report=report)
+        try:
+            _init(cluster.address)
+        except BaseException:
+            cluster.stop()
+            raise
+        return Connection(cluster.address, joined=True, embedded=cluster)
+    if ray.is_initialized():
+        current = ray.get_runtime_context().gcs_address
+        wanted = os.environ.get("RAY_ADDRESS", "auto") if address == "auto" else address
+        if wanted not in ("auto", current):
+            _refuse_second(wanted)
+        return Connection(current, joined=False)
+    _init(address)
+    return Connection(ray.get_runtime_context().gcs_address, joined=True)
+
+
+def _refuse_second(wanted: str) -> None:
+    if ray.is_initialized():
+        current = ray.get_runtime_context().gcs_address
+        raise ClusterUnreachable(
+            f"cluster.address: expected {wanted}, found this process in the Ray cluster at {current} already. Use that address, "
+            "or call ray.shutdown() first.",
+            address=wanted,
+        )
+
+
+def _init(address: str) -> None:
+    wanted = os.environ.get("RAY_ADDRESS", "auto") if address == "auto" else address
+    try:
+        ray.init(address=wanted, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
+    except (ConnectionError, RuntimeError, ValueError, TimeoutError, OSError) as error:
+        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        hint = (
+            "No Ray runs on this machine: start it (ray start --head), give its address, or use embedded."
+            if wanted == "auto"
+            else "See that the head runs there, that the port is right, and that RAY_AUTH_TOKEN is the cluster's."
+        )
+        raise ClusterUnreachable(
+            f"cluster.address: expected a Ray cluster at {wanted}, found {first_line}. {hint}", address=wanted
+        ) from error

@@ -1,0 +1,51 @@
+"""How a payload gets from the object store into a worker: one implementation, timed whether anyone looks or not.
+
+The reference travels nested in a list, so that Ray does not resolve it before the method runs: a positional reference
+that never arrives (a cut link) would block the worker's queue without end and without a name, and could not be
+cancelled. Here every part has a deadline.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, ObjectLostError, OwnerDiedError
+
+from splitreel.engine.backend import PayloadGone
+from splitreel.errors import WorkerLost
+from splitreel.wire import Packed
+
+# How often a waiting receiver looks whether it was cancelled.
+_GLANCE = 0.25
+
+
+def receive(reference: Any, *, timeout: float, check: Callable[[], None]) -> tuple[Packed, list[tuple[str, float]]]:
+    """The payload and the seconds of `hop.wait` (until the producer has it), `hop.fetch` (into this node's store) and
+    `hop.materialize` (deserialise). Raises PayloadGone, or WorkerLost when it does not arrive in `timeout` seconds;
+    `check` may raise to stop waiting.
+    """
+    deadline = time.monotonic() + timeout
+    spans: list[tuple[str, float]] = []
+    for name, local in (("hop.wait", False), ("hop.fetch", True)):
+        began = time.monotonic()
+        while not ray.wait([reference], timeout=_GLANCE, fetch_local=local)[0]:
+            check()
+            if time.monotonic() > deadline:
+                raise WorkerLost(
+                    f"{name}: expected the payload within {timeout:g} s, found nothing. The link between the nodes is cut or "
+                    "the sending node is gone."
+                )
+        spans.append((name, time.monotonic() - began))
+    began = time.monotonic()
+    try:
+        packed = ray.get(reference, timeout=max(1.0, deadline - time.monotonic()))
+    except (ObjectLostError, OwnerDiedError) as error:
+        raise PayloadGone(str(error)) from error
+    except GetTimeoutError as error:
+        raise WorkerLost(f"hop.materialize: expected the payload within {timeout:g} s, found nothing.") from error
+    spans.append(("hop.materialize", time.monotonic() - began))
+    assert isinstance(packed, Packed)
+    return packed, spans
