@@ -1,0 +1,64 @@
+"""Backends and the unsplit model, each made once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from samples import Samples, make_samples
+
+from splitreel import Session
+from splitreel.config import Config, parse_config
+
+WORKFLOWS = ["t2va", "fl2va", "ref2va"]
+GEOMETRIES = ["released", "other"]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def samples(tmp_path_factory: pytest.TempPathFactory) -> Samples:
+    return make_samples(tmp_path_factory.mktemp("samples"))
+
+
+def tiny_config(address: str, model: str = "tiny", workflow: Any = "t2va", **engine: Any) -> Config:
+    """Two roles on the CPU, one thread each."""
+    role = {"device": "cpu", "dtype": "float32", "threads": 1}
+    return parse_config(
+        {
+            "model": {"path": model, "workflow": workflow},
+            "cluster": {"address": address},
+            "roles": {"encoder_decoder": dict(role), "dit": dict(role)},
+            "engine": {"start_timeout": 120.0, **engine},
+        }
+    )
+
+
+@pytest.fixture(scope="session", params=["local", "embedded"])
+def address(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="session", params=GEOMETRIES)
+def geometry_name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def session(address: str, geometry_name: str) -> Iterator[Session]:
+    """All three workflows served by one encoder/decoder and one DiT worker."""
+    with Session(tiny_config(address, f"tiny:{geometry_name}", WORKFLOWS)) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def tiny_root(geometry_name: str) -> Path:
+    from splitreel.h3.tiny import cached_tiny
+
+    return cached_tiny("other" if geometry_name == "other" else "released")
