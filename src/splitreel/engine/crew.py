@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class Kind:
     """The workers that hold the same stages for the same workflows; a deployment has a few kinds, not many."""
 
-    __slots__ = ("idle", "known", "stages", "up", "workflows")
+    __slots__ = ("idle", "known", "pools", "stages", "up", "workflows")
 
     def __init__(self, stages: frozenset[Stage], workflows: frozenset[str]) -> None:
         self.stages = stages
@@ -22,6 +22,17 @@ class Kind:
         self.idle: deque[Worker] = deque()  # longest idle first
         self.up = 0
         self.known = 0  # up or returning
+        self.pools: tuple[Pool, ...] = ()  # those that it is part of
+
+
+class Pool:
+    """The denoise workers that serve some workflow, and how many more requests may be encoded for them."""
+
+    __slots__ = ("kinds", "room")
+
+    def __init__(self, kinds: frozenset[Kind]) -> None:
+        self.kinds = kinds
+        self.room = 0  # one for each worker up, one more for each idle one, less the requests encoding or encoded
 
 
 class Worker:
@@ -43,7 +54,8 @@ class Crew:
         self.workers: dict[str, Worker] = {}
         self._kinds: dict[tuple[frozenset[Stage], frozenset[str]], Kind] = {}
         self._serving: dict[Stage, dict[str, tuple[Kind, ...]]] = {stage: {} for stage in Stage}
-        self._pools: dict[str, tuple[tuple[tuple[Kind, ...], tuple[str, ...]], ...]] = {}
+        self._ahead: dict[str, int] = {}  # requests encoding or encoded that do not denoise yet, by workflow
+        self._pools: dict[str, tuple[Pool, ...]] = {}  # by workflow: its own pool and those that contain it
 
     # who can serve ----------------------------------------------------------------------------------------------------
 
@@ -58,22 +70,22 @@ class Crew:
                 return kind.idle[0]
         return None
 
-    def may_look_ahead(self, workflow: str, ahead: dict[str, int]) -> bool:
+    def may_look_ahead(self, workflow: str) -> bool:
         """Whether one more request of the workflow may be encoded before a denoise worker is free for it.
 
-        `ahead` counts, by workflow, the requests encoding or encoded that do not denoise yet. Those that need the same
-        denoise workers must be fewer than these workers have room for: one each, and one more for each idle one. A
-        pool inside a larger pool must leave room in both.
+        The requests that look ahead to the same denoise workers must be fewer than these workers have room for: one
+        each, and one more for each idle one. A pool inside a larger pool must leave room in both.
         """
-        for kinds, workflows in self._pools.get(workflow, ()):
-            room = 0
-            for kind in kinds:
-                room += kind.up + len(kind.idle)
-            for sharing in workflows:
-                room -= ahead.get(sharing, 0)
-            if room <= 0:
+        for pool in self._pools[workflow]:  # noqa: SIM110 - all() takes twice as long, and this is asked for each event
+            if pool.room <= 0:
                 return False
         return True
+
+    def look_ahead(self, workflow: str, change: int) -> None:
+        """So many more requests of the workflow, or fewer, are encoding or encoded and do not denoise yet."""
+        self._ahead[workflow] = self._ahead.get(workflow, 0) + change
+        for pool in self._pools.get(workflow, ()):
+            pool.room -= change
 
     # coming and going -------------------------------------------------------------------------------------------------
 
@@ -93,6 +105,8 @@ class Crew:
         worker.up = True
         worker.kind.up += 1
         worker.kind.idle.append(worker)
+        for pool in worker.kind.pools:
+            pool.room += 2
 
     def go_down(self, worker: Worker) -> Ticket | None:
         """Take it out of service, and return what it ran."""
@@ -102,6 +116,8 @@ class Crew:
             worker.kind.up -= 1
             if ticket is None:
                 worker.kind.idle.remove(worker)
+            for pool in worker.kind.pools:
+                pool.room -= 1 if ticket else 2
         worker.running = None
         return ticket
 
@@ -117,11 +133,15 @@ class Crew:
         """The worker, the first of its idle kind, starts on the request."""
         worker.kind.idle.popleft()
         worker.running = ticket
+        for pool in worker.kind.pools:
+            pool.room -= 1
 
     def free(self, worker: Worker) -> None:
         """The worker's run is over."""
         worker.running = None
         worker.kind.idle.append(worker)
+        for pool in worker.kind.pools:
+            pool.room += 1
 
     def _index(self) -> None:
         """Work out anew who serves what; only when a kind of worker appears or disappears."""
@@ -135,13 +155,18 @@ class Crew:
                 workflow: tuple(kind for kind in by_skill if stage in kind.stages and workflow in kind.workflows)
                 for workflow in workflows
             }
-        pools = {workflow: set(kinds) for workflow, kinds in self._serving[Stage.DENOISE].items()}
-        distinct = {tuple(kinds): pools[workflow] for workflow, kinds in self._serving[Stage.DENOISE].items()}
+        self._index_pools()
+
+    def _index_pools(self) -> None:
+        own = {workflow: frozenset(kinds) for workflow, kinds in self._serving[Stage.DENOISE].items()}
+        pools = [Pool(kinds) for kinds in dict.fromkeys(own.values())]
         self._pools = {
-            workflow: tuple(
-                (kinds, tuple(other for other in pools if pools[other] <= larger))
-                for kinds, larger in distinct.items()
-                if pool <= larger
-            )
-            for workflow, pool in pools.items()
+            workflow: tuple(pool for pool in pools if kinds <= pool.kinds) for workflow, kinds in own.items()
         }
+        for kind in self._kinds.values():
+            kind.pools = tuple(pool for pool in pools if kind in pool.kinds)
+        for pool in pools:
+            pool.room = sum(kind.up + len(kind.idle) for kind in pool.kinds)
+        for workflow, reaching in self._pools.items():
+            for pool in reaching:
+                pool.room -= self._ahead.get(workflow, 0)

@@ -37,13 +37,13 @@ from splitreel.engine.events import (
     WorkerDown,
     WorkerUp,
 )
-from splitreel.engine.tickets import RUNNING, WAITING, Line, State, Ticket
+from splitreel.engine.tickets import RUNNING, WAITING, Lines, State, Ticket
 from splitreel.request import Stage
 
 ENCODE, DENOISE, DECODE = Stage
 LATER_FIRST = (DECODE, DENOISE, ENCODE)
 FOLLOWING = {stage: stage.following for stage in Stage}
-WAITS = (State.QUEUED, State.RETURNED, State.ENCODED, State.DENOISED)
+Choice = tuple[Ticket, Worker]
 LOOKS_AHEAD = (State.ENCODING, State.ENCODED)
 FROM = {stage: tuple(Stage)[index:] for index, stage in enumerate(Stage)}
 
@@ -78,11 +78,9 @@ class Scheduler:
         self.limits = limits or Limits()
         self._crew = Crew()
         self._tickets: dict[str, Ticket] = {}
-        self._queue: dict[str, Line] = {}  # not started, by workflow
-        self._lines: dict[Stage, dict[str, Line]] = {stage: {} for stage in Stage}  # in flight, by stage and workflow
-        self._ahead: dict[str, int] = {}  # encoding or encoded and not denoising yet, by workflow
+        self._queue = Lines(self.limits.patience)  # not started
+        self._lines = {stage: Lines(self.limits.patience) for stage in LATER_FIRST}  # started, waiting for the stage
         self._arrivals = 0
-        self._waiting = 0
         self._in_flight = 0
         self._commands: list[Command] = []
 
@@ -116,7 +114,7 @@ class Scheduler:
             case _:
                 assert_never(event)
         self._start_what_may_start()
-        if isinstance(event, Submitted) and self._waiting > self.limits.max_waiting:
+        if isinstance(event, Submitted) and self._queue.waiting > self.limits.max_waiting:
             self._refuse(self._tickets[event.request])  # it waits: without it, nothing that waits could have started
         return self._commands
 
@@ -131,12 +129,11 @@ class Scheduler:
                 return
         ticket = self._tickets[request] = Ticket(request, workflow, priority, self._arrivals)
         self._arrivals += 1
-        self._waiting += 1
-        self._line_of(ticket).add(ticket)
+        self._queue.add(ticket)
 
     def _refuse(self, ticket: Ticket) -> None:
         self._forget(ticket)
-        self._commands.append(Refuse(ticket.request, self._waiting, self.limits.max_waiting))
+        self._commands.append(Refuse(ticket.request, self._queue.waiting, self.limits.max_waiting))
 
     def _on_cancel(self, request: str, reason: object) -> None:
         ticket = self._tickets.get(request)
@@ -160,9 +157,7 @@ class Scheduler:
     def _forget(self, ticket: Ticket) -> None:
         """Drop the note on a request that does not run."""
         self._leave_line(ticket)
-        if ticket.state is State.QUEUED:
-            self._waiting -= 1
-        else:
+        if ticket.state is not State.QUEUED:
             self._in_flight -= 1
         self._enter(ticket, State.STOPPING)
         del self._tickets[ticket.request]
@@ -280,39 +275,38 @@ class Scheduler:
     # Runs start -------------------------------------------------------------------------------------------------------
 
     def _start_what_may_start(self) -> None:
-        for stage in LATER_FIRST:
-            while choice := self._choose(stage):
+        for stage, lines in self._lines.items():  # later stages first
+            while choice := self._choose(stage, lines):
                 self._start(*choice)
 
-    def _choose(self, stage: Stage) -> tuple[Ticket, Worker] | None:
+    def _choose(self, stage: Stage, lines: Lines) -> Choice | None:
         """The request that goes next at this stage, and the worker for it; None when nothing may start."""
-        lines = [*self._lines[stage].items()]
-        if stage is ENCODE and self._in_flight < self.limits.max_in_flight:
-            lines += self._queue.items()
-        choice: tuple[Ticket, Worker] | None = None
-        for workflow, line in lines:
-            if not line:
+        best = self._best(stage, lines, None) if lines.waiting else None
+        if stage is ENCODE and self._queue.waiting and self._in_flight < self.limits.max_in_flight:
+            best = self._best(stage, self._queue, best)
+        return best
+
+    def _best(self, stage: Stage, lines: Lines, best: Choice | None) -> Choice | None:
+        """The better of `best` and the first in these lines that has a worker and may start."""
+        for line in lines:
+            ticket = line.first
+            if ticket is None or (best is not None and best[0].key < ticket.key):
                 continue
-            ticket = line.first()
-            if choice is not None and choice[0].key < ticket.key:
+            if stage is ENCODE and not self._crew.may_look_ahead(line.workflow):
                 continue
-            worker = self._crew.idle_for(stage, workflow)
-            if worker is None or (stage is ENCODE and not self._crew.may_look_ahead(workflow, self._ahead)):
-                continue
-            choice = (ticket, worker)
-        return choice
+            worker = self._crew.idle_for(stage, line.workflow)
+            if worker is not None:
+                best = (ticket, worker)
+        return best
 
     def _start(self, ticket: Ticket, worker: Worker) -> None:
         stage = ticket.stage
         self._leave_line(ticket)
-        if ticket.state is State.QUEUED:
-            self._waiting -= 1
-            self._in_flight += 1
-        for line in self._lines[stage].values():
-            line.overtake(ticket)
+        self._lines[stage].overtake(ticket)
         if stage is ENCODE:
-            for line in self._queue.values():
-                line.overtake(ticket)
+            self._queue.overtake(ticket)
+        if ticket.state is State.QUEUED:
+            self._in_flight += 1
         self._crew.take(worker, ticket)
         ticket.worker = worker
         ticket.runs[stage] = attempt = ticket.runs.get(stage, 0) + 1
@@ -324,24 +318,17 @@ class Scheduler:
     def _wait_for(self, ticket: Ticket, stage: Stage) -> None:
         ticket.stage = stage
         self._enter(ticket, WAITING[stage])
-        self._line_of(ticket).add(ticket)
-
-    def _line_of(self, ticket: Ticket) -> Line:
-        lines = self._queue if ticket.state is State.QUEUED else self._lines[ticket.stage]
-        line = lines.get(ticket.workflow)
-        if line is None:
-            line = lines[ticket.workflow] = Line(self.limits.patience)
-        return line
+        self._lines[stage].add(ticket)
 
     def _leave_line(self, ticket: Ticket) -> None:
-        if ticket.state in WAITS:
-            self._line_of(ticket).remove(ticket)
+        if ticket.line is not None:
+            (self._queue if ticket.state is State.QUEUED else self._lines[ticket.stage]).remove(ticket)
 
     def _enter(self, ticket: Ticket, state: State) -> None:
         """Change the state, and with it the count of look-ahead."""
         change = (state in LOOKS_AHEAD) - (ticket.state in LOOKS_AHEAD)
         if change:
-            self._ahead[ticket.workflow] = self._ahead.get(ticket.workflow, 0) + change
+            self._crew.look_ahead(ticket.workflow, change)
         ticket.state = state
 
     def _release(self, ticket: Ticket) -> None:
@@ -354,7 +341,7 @@ class Scheduler:
     @property
     def waiting(self) -> int:
         """Requests admitted and not started."""
-        return self._waiting
+        return self._queue.waiting
 
     @property
     def in_flight(self) -> int:
@@ -376,12 +363,12 @@ class Scheduler:
         ticket = self._tickets.get(request)
         if ticket is None or ticket.state is not State.QUEUED:
             return None
-        return sum(other.key < ticket.key for line in self._queue.values() for other in line)
+        return sum(other.key < ticket.key for line in self._queue for other in line)
 
     def snapshot(self) -> dict[str, Any]:
         """Everything as plain data, fit for JSON. O(requests + workers)."""
         return {
-            "waiting": self._waiting,
+            "waiting": self._queue.waiting,
             "in_flight": self._in_flight,
             "requests": {ticket.request: _describe(ticket) for ticket in self._tickets.values()},
             "workers": {

@@ -41,6 +41,7 @@ class Ticket:
         "ending",
         "held",
         "key",
+        "line",
         "overtaken",
         "priority",
         "rank",
@@ -60,6 +61,7 @@ class Ticket:
         self.state = State.QUEUED
         self.stage = Stage.ENCODE
         self.worker: Worker | None = None
+        self.line: Line | None = None
         self.held: Stage | None = None  # the one payload that exists: the newest, as each replaces the one before
         self.runs: dict[Stage, int] = {}
         self.ending: Cancelled | Fail | None = None
@@ -79,26 +81,18 @@ class Line:
     before all others. A request is counted up at most `patience` times, so counting costs O(patience) per request.
     """
 
-    __slots__ = ("_by_rank", "_patience", "_ranks")
+    __slots__ = ("_by_rank", "_patience", "_ranks", "first", "workflow")
 
-    def __init__(self, patience: int) -> None:
+    def __init__(self, workflow: str, patience: int) -> None:
+        self.workflow = workflow
+        self.first: Ticket | None = None  # the one that goes next
         self._patience = patience
         self._ranks: list[float] = []  # ascending; those in use
         self._by_rank: dict[float, OrderedDict[int, Ticket]] = {}  # each in order of arrival
 
-    def __bool__(self) -> bool:
-        return bool(self._ranks)
-
-    def __len__(self) -> int:
-        return sum(len(same) for same in self._by_rank.values())
-
     def __iter__(self) -> Iterator[Ticket]:
         for rank in reversed(self._ranks):
             yield from self._by_rank[rank].values()
-
-    def first(self) -> Ticket:
-        """The one that goes next; the line must not be empty."""
-        return next(iter(self._by_rank[self._ranks[-1]].values()))
 
     def add(self, ticket: Ticket) -> None:
         """Take its place in the order."""
@@ -113,6 +107,8 @@ class Line:
         if newest > ticket.arrival:  # came back, or its earlier stage ended out of order
             for later in [arrival for arrival in same if arrival > ticket.arrival]:
                 same.move_to_end(later)
+        if self.first is None or ticket.key < self.first.key:
+            self.first = ticket
 
     def remove(self, ticket: Ticket) -> None:
         """Leave the line."""
@@ -121,6 +117,8 @@ class Line:
         if not same:
             del self._by_rank[ticket.rank]
             self._ranks.remove(ticket.rank)
+        if ticket is self.first:
+            self.first = next(iter(self._by_rank[self._ranks[-1]].values())) if self._ranks else None
 
     def overtake(self, winner: Ticket) -> None:
         """Count that `winner` goes now, before the earlier requests of lower priority that wait here."""
@@ -139,3 +137,39 @@ class Line:
         for ticket in promoted:
             self.remove(ticket)
             self.add(ticket)
+
+
+class Lines:
+    """All requests that wait for one stage: a line for each workflow, which other workers may serve."""
+
+    __slots__ = ("_by_workflow", "_patience", "waiting")
+
+    def __init__(self, patience: int) -> None:
+        self.waiting = 0
+        self._patience = patience
+        self._by_workflow: dict[str, Line] = {}
+
+    def __iter__(self) -> Iterator[Line]:
+        return iter(self._by_workflow.values())
+
+    def add(self, ticket: Ticket) -> None:
+        """Let the request wait here; it must wait nowhere."""
+        line = self._by_workflow.get(ticket.workflow)
+        if line is None:
+            line = self._by_workflow[ticket.workflow] = Line(ticket.workflow, self._patience)
+        line.add(ticket)
+        ticket.line = line
+        self.waiting += 1
+
+    def remove(self, ticket: Ticket) -> None:
+        """Let the request, which waits here, go."""
+        assert ticket.line is not None
+        ticket.line.remove(ticket)
+        ticket.line = None
+        self.waiting -= 1
+
+    def overtake(self, winner: Ticket) -> None:
+        """Count that `winner` goes now, before whom it overtakes in any line: they may need the same worker."""
+        if self.waiting:
+            for line in self._by_workflow.values():
+                line.overtake(winner)
