@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import av
-import av.container
 import av.error
 
 from splitreel.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from av.audio.stream import AudioStream
+    from av.container import InputContainer
+    from av.video.stream import VideoStream
 
 PathLike = str | os.PathLike[str]
 
@@ -25,7 +30,7 @@ _DEMUXERS = (
     "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpegts,mpeg,flv,asf,ogg,gif,apng,ivf,mxf,nut,h264,hevc,m4v,mpegvideo,"
     "wav,w64,aiff,au,caf,mp3,aac,ac3,eac3,flac,amr,ape,wv,tta,tak,dts,truehd"
 )
-OPEN_OPTIONS = {"protocol_whitelist": "file", "format_whitelist": _DEMUXERS}
+_OPTIONS = {"protocol_whitelist": "file", "format_whitelist": _DEMUXERS}
 
 
 def refuse(where: str, expected: str, found: str, todo: str) -> NoReturn:
@@ -46,22 +51,67 @@ def check_file(path: PathLike, where: str, expected: str) -> Path:
                 refuse(where, expected, f"the empty file {str(file)!r}", "Copy or export it again.")
     except (OSError, ValueError) as error:
         refuse(where, expected, f"{str(path)!r}, which cannot be read ({error})", "Check the path and its permissions.")
+    except TypeError:
+        refuse(where, expected, f"a {type(path).__name__}", "Pass the path of a file.")
     return file
 
 
 @contextmanager
-def open_media(path: PathLike, where: str, expected: str) -> Iterator[av.container.InputContainer]:
-    """Open a local media file for decoding; what libav raises while it is open becomes InvalidRequest."""
-    file = check_file(path, where, expected)
-    try:
+def open_media(source: PathLike | bytes, where: str, expected: str) -> Iterator[InputContainer]:
+    """Open a local media file (or the bytes of one) for decoding.
+
+    What libav raises on opening and while it is open becomes InvalidRequest.
+    """
+    if isinstance(source, bytes):
+        name = f"{len(source)} bytes"
+        target: str | io.BytesIO = io.BytesIO(source)
+    else:
+        file = check_file(source, where, expected)
         # "file:" keeps a colon in the name from being read as a protocol.
-        with av.open(f"file:{file}", options=OPEN_OPTIONS, metadata_errors="replace") as container:
-            yield container
-    except (av.error.FFmpegError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
+        name = repr(str(file))
+        target = f"file:{file}"
+    try:
+        container = av.open(target, options=_OPTIONS, metadata_errors="replace")
+    except av.error.FFmpegError as error:
         refuse(
             where,
             expected,
-            f"{str(file)!r}, which cannot be decoded ({reason})",
-            "The file is damaged, cut short or of another kind: play it to the end, then copy or convert it again.",
+            f"{name}, which is damaged or of a kind that is not read ({error.strerror})",
+            "Play it to the end to see which, then copy it again or convert it to mp4 or wav.",
+        )
+    with container:
+        try:
+            yield container
+        except av.error.FFmpegError as error:
+            refuse(
+                where,
+                expected,
+                f"{name}, which cannot be decoded ({error.strerror})",
+                "The file is damaged or cut short: copy or export it again.",
+            )
+
+
+def check_stream(stream: VideoStream | AudioStream, where: str, expected: str, name: str) -> None:
+    """Refuse a stream that this libav has no decoder for."""
+    if stream.codec_context is None:
+        refuse(where, expected, f"{name} in a codec that is not known here", "Convert it to H.264 and AAC, or wav.")
+
+
+def check_complete(
+    container: InputContainer, stream: VideoStream | AudioStream, end: float, where: str, expected: str, name: str
+) -> None:
+    """Refuse an mp4 whose data end before its header says: a cut-off download that decodes without a complaint.
+
+    `end`: the time in seconds where the last decoded frame ends. Only mp4 and mov are checked: their header states
+    the length of each stream, edits included (measured equal to the last frame's end for every edit list tried).
+    """
+    if not container.format.name.startswith("mov") or not stream.duration or not stream.time_base:
+        return
+    stated = float(((stream.start_time or 0) + stream.duration) * stream.time_base)
+    if end < stated - 0.25:
+        refuse(
+            where,
+            expected,
+            f"{name}, which ends at {end:.2f} s of the {stated:.2f} s that its header states",
+            "The file is cut short: copy or export it again.",
         )

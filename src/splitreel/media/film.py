@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-import io
-import os
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-import av
 import numpy as np
+from av.video.reformatter import Interpolation
 
 from splitreel.media.data import Clip, Sound
-from splitreel.media.files import OPEN_OPTIONS
+from splitreel.media.files import PathLike, open_media
+
+if TYPE_CHECKING:
+    from av.audio.stream import AudioStream
+    from av.video.stream import VideoStream
+
+
+_WHERE, _EXPECTED = "film", "an mp4 with video"
+# PyAV's default repeats chroma samples instead of interpolating them: mean error 5.5 of 255 on a colourful picture, 0.6
+# with this.
+_CHROMA = Interpolation.BICUBIC | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT
 
 
 @dataclass(frozen=True)
@@ -32,26 +40,29 @@ class FilmFacts:
     audio_seconds: float | None
 
 
-def read_film(source: str | os.PathLike[str] | bytes) -> Clip:
-    """A whole mp4 as frames and sound; the encoder's padding after the end of the sound is cut off."""
-    with _open(source) as container:
+def read_film(source: PathLike | bytes) -> Clip:
+    """A whole mp4 as frames and sound; the encoder's padding after the end of the sound is cut off.
+
+    Raises InvalidRequest with `field="film"` for what cannot be read.
+    """
+    with open_media(source, _WHERE, _EXPECTED) as container:
         video = container.streams.video[0]
         fps = float(video.average_rate or 0)
-        frames = np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video)])
+        frames = [frame.to_ndarray(format="rgb24", interpolation=_CHROMA) for frame in container.decode(video)]
     sound = None
-    with _open(source) as container:
+    with open_media(source, _WHERE, _EXPECTED) as container:
         if container.streams.audio:
             audio = container.streams.audio[0]
-            waveform = np.concatenate([frame.to_ndarray() for frame in container.decode(audio)], axis=1)
+            samples = [frame.to_ndarray() for frame in container.decode(audio)]
+            waveform = np.concatenate(samples, axis=1, dtype=np.float32)
             rate = int(audio.codec_context.sample_rate)
-            end = round(audio.duration * audio.time_base * rate) if audio.duration else waveform.shape[1]
-            sound = Sound(waveform[:, :end].astype(np.float32), rate)
-    return Clip(frames, fps, sound)
+            sound = Sound(waveform[:, : round(_seconds(audio, audio.duration) * rate) or None], rate)
+    return Clip(np.stack(frames, dtype=np.uint8), fps, sound)
 
 
-def film_facts(source: str | os.PathLike[str] | bytes) -> FilmFacts:
-    """The facts of an mp4, from its header alone."""
-    with _open(source) as container:
+def film_facts(source: PathLike | bytes) -> FilmFacts:
+    """The facts of an mp4, from its header alone. Raises InvalidRequest with `field="film"`."""
+    with open_media(source, _WHERE, _EXPECTED) as container:
         video = container.streams.video[0]
         audio = container.streams.audio[0] if container.streams.audio else None
         return FilmFacts(
@@ -60,17 +71,15 @@ def film_facts(source: str | os.PathLike[str] | bytes) -> FilmFacts:
             height=video.codec_context.height,
             fps=float(video.average_rate or 0),
             frames=video.frames,
-            video_start=float((video.start_time or 0) * video.time_base),
-            video_seconds=float((video.duration or 0) * video.time_base),
+            video_start=_seconds(video, video.start_time),
+            video_seconds=_seconds(video, video.duration),
             audio_codec=audio.codec_context.name if audio else None,
             sample_rate=int(audio.codec_context.sample_rate) if audio else None,
             channels=audio.codec_context.channels if audio else None,
-            audio_start=float((audio.start_time or 0) * audio.time_base) if audio else None,
-            audio_seconds=float((audio.duration or 0) * audio.time_base) if audio else None,
+            audio_start=_seconds(audio, audio.start_time) if audio else None,
+            audio_seconds=_seconds(audio, audio.duration) if audio else None,
         )
 
 
-def _open(source: str | os.PathLike[str] | bytes) -> av.container.InputContainer:
-    if isinstance(source, bytes):
-        return av.open(io.BytesIO(source), format="mp4")
-    return av.open(f"file:{Path(source)}", options=OPEN_OPTIONS)
+def _seconds(stream: VideoStream | AudioStream, ticks: int | None) -> float:
+    return float((ticks or 0) * (stream.time_base or 0))

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import av
-import av.audio.resampler
-import av.container
 import numpy as np
+from av.audio.resampler import AudioResampler
 
 from splitreel.media.data import Sound
-from splitreel.media.files import PathLike, open_media, refuse
+from splitreel.media.files import PathLike, check_complete, check_stream, open_media, refuse
 
 if TYPE_CHECKING:
     from av.audio.stream import AudioStream
+    from av.container import InputContainer
+    from numpy.typing import NDArray
 
 _EXPECTED = "a file with sound, mono or stereo"
 
@@ -30,7 +30,7 @@ def read_sound(source: PathLike | Sound, where: str, *, max_seconds: float) -> S
     with open_media(source, where, _EXPECTED) as container:
         if not container.streams.audio:
             refuse(where, _EXPECTED, f"no sound in {str(source)!r}", "Name a file that has a sound track.")
-        return decode_sound(container, container.streams.audio[0], where, str(source), max_seconds=max_seconds)
+        return decode_sound(container, container.streams.audio[0], where, repr(str(source)), max_seconds=max_seconds)
 
 
 def check_sound(sound: Sound, where: str, *, max_seconds: float) -> Sound:
@@ -52,33 +52,38 @@ def check_sound(sound: Sound, where: str, *, max_seconds: float) -> Sound:
     return Sound(np.ascontiguousarray(waveform), int(rate))
 
 
-def decode_sound(
-    container: av.container.InputContainer, stream: AudioStream, where: str, name: str, *, max_seconds: float
-) -> Sound:
+def decode_sound(container: InputContainer, stream: AudioStream, where: str, name: str, *, max_seconds: float) -> Sound:
     """Decode one stream of an open container from where it stands, `max_seconds` at most.
 
     As diffusers decodes: the samples that the decoder gives, one after the other, whatever their timestamps.
     """
+    check_stream(stream, where, _EXPECTED, name)
     rate = int(stream.codec_context.sample_rate or 0)
     if rate <= 0:
-        refuse(where, _EXPECTED, f"{name!r}, which states no sample rate", "Convert it to wav.")
-    _check_channels(stream.codec_context.channels, where, repr(name))
+        refuse(where, _EXPECTED, f"{name}, which states no sample rate", "Convert it to wav.")
+    _check_channels(stream.codec_context.channels, where, name)
     limit = int(max_seconds * rate)
-    # A change of format only: planar float, the stream's own layout and rate.
-    resampler = av.audio.resampler.AudioResampler(format="fltp", layout=stream.layout, rate=rate)
-    chunks: list[np.ndarray] = []
+    chunks: list[NDArray[np.float32]] = []
     held = 0
+    end: float | None = None
+    # A change of format only: planar float, the stream's own layout and rate.
+    resampler = AudioResampler(format="fltp", layout=stream.layout, rate=rate)
     for frame in container.decode(stream):
-        for part in resampler.resample(frame):
-            chunks.append(part.to_ndarray())
-            held += chunks[-1].shape[-1]
+        if frame.sample_rate != rate or len(frame.layout.channels) != stream.codec_context.channels:
+            refuse(where, "one rate and layout throughout", f"a change of either in {name}", "Convert it to wav.")
+        chunks += [np.asarray(part.to_ndarray(), np.float32) for part in resampler.resample(frame)]
+        held += frame.samples
+        end = None if frame.time is None else frame.time + frame.samples / rate
         if held >= limit:
             break
     else:
-        chunks += [part.to_ndarray() for part in resampler.resample(None)]
-    waveform = np.concatenate(chunks, axis=-1) if chunks else np.zeros((1, 0))
-    waveform = np.ascontiguousarray(waveform[:, :limit], dtype=np.float32)
-    _check_samples(waveform, where, repr(name))
+        chunks += [np.asarray(part.to_ndarray(), np.float32) for part in resampler.resample(None)]
+        if end is not None:
+            check_complete(container, stream, end, where, _EXPECTED, name)
+    if not chunks:
+        refuse(where, _EXPECTED, f"no samples in {name}", "The sound is empty: leave it out or send another.")
+    waveform = np.ascontiguousarray(np.concatenate(chunks, axis=-1)[:, :limit])
+    _check_samples(waveform, where, name)
     return Sound(waveform, rate)
 
 
@@ -87,8 +92,8 @@ def _check_channels(channels: int, where: str, name: str) -> None:
         refuse(where, "1 or 2 channels", f"{channels} in {name}", "Mix it down to stereo first.")
 
 
-def _check_samples(waveform: np.ndarray, where: str, name: str) -> None:
+def _check_samples(waveform: NDArray[np.float32], where: str, name: str) -> None:
     if waveform.shape[1] == 0:
-        refuse(where, _EXPECTED, f"no samples in {name}", "The sound is empty; leave it out or send another.")
+        refuse(where, _EXPECTED, f"no samples in {name}", "The sound is empty: leave it out or send another.")
     if not np.isfinite(waveform).all():
         refuse(where, "finite samples", f"NaN or infinity in {name}", "Make the sound again.")

@@ -5,19 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-import av.container
-import av.format
 import numpy as np
+from av.stream import Disposition
 from PIL import Image
 
 from splitreel.media.data import Clip
-from splitreel.media.files import MAX_PIXELS, PathLike, open_media, refuse
+from splitreel.media.files import MAX_PIXELS, PathLike, check_complete, check_stream, open_media, refuse
 from splitreel.media.grid import Grid
 from splitreel.media.sound import check_sound, decode_sound
 
 if TYPE_CHECKING:
+    from av.container import InputContainer
     from av.video.frame import VideoFrame
     from av.video.stream import VideoStream
     from numpy.typing import NDArray
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     Canvas = Callable[[int, int], tuple[int, int]]
 
 _EXPECTED = "a video"
+_NO_TIMESTAMPS = 0x0080  # AVFMT_NOTIMESTAMPS of libavformat
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class VideoFacts:
 def probe_video(path: PathLike, where: str) -> VideoFacts:
     """The facts of a video file. Raises InvalidRequest with `field=where` if it is none or cannot be decoded."""
     with open_media(path, where, _EXPECTED) as container:
-        stream = _video_stream(container, where, str(path))
+        stream = _video_stream(container, where, repr(str(path)))
         frame = next(iter(container.decode(stream)), None)
         if frame is None:
             refuse(where, _EXPECTED, f"no frames in {str(path)!r}", "Export the file again.")
@@ -103,21 +105,24 @@ def read_video(
         grid = Grid(fps, float(source_fps))
         _fill(reel, grid, ((None, None, frame) for frame in source), lambda frame: frame)
         return Clip(reel.frames(), fps)
+    name = repr(str(source))
     with open_media(source, where, _EXPECTED) as container:
-        stream = _video_stream(container, where, str(source))
+        stream = _video_stream(container, where, name)
         if source_fps is None:
             grid = Grid(fps, _stated_rate(container, stream), float(stream.time_base or 0))
         else:
             grid = Grid(fps, float(source_fps))
         reel = _Reel(max_frames, canvas)
-        _fill(reel, grid, _timed(container, stream, where, str(source), trust=source_fps is None), _pixels)
+        # AVI has no presentation times: libav passes decoding times off as such, out of order and with gaps.
+        timed = source_fps is None and container.format.name != "avi"
+        _fill(reel, grid, _timed_frames(container, stream, where, name, timed=timed), _pixels)
         if not reel.count:
-            refuse(where, _EXPECTED, f"no frames in {str(source)!r}", "Export the file again.")
+            refuse(where, _EXPECTED, f"no frames in {name}", "Export the file again.")
         sound = None
         if with_sound and container.streams.audio:
             # The frames drained the container; the same second pass as diffusers makes.
             container.seek(0)
-            sound = decode_sound(container, container.streams.audio[0], where, str(source), max_seconds=seconds)
+            sound = decode_sound(container, container.streams.audio[0], where, name, max_seconds=seconds)
         return Clip(reel.frames(), fps, sound)
 
 
@@ -170,40 +175,46 @@ def _fill(
         reel.put(pixels(held), grid.end())
 
 
-def _timed(
-    container: av.container.InputContainer, stream: VideoStream, where: str, name: str, *, trust: bool
+def _timed_frames(
+    container: InputContainer, stream: VideoStream, where: str, name: str, *, timed: bool
 ) -> Iterator[tuple[float | None, float | None, VideoFrame]]:
-    """Decoded frames with their start and duration in seconds; without `trust` the file's times are left out."""
+    """Decoded frames with their start and duration in seconds; None for both unless `timed`."""
     rate_known = _stated_rate(container, stream) is not None
+    end: float | None = None
     for frame in container.decode(stream):
-        if not trust:
+        if not timed:
             yield None, None, frame
             continue
         if frame.pts is None and not rate_known:
             refuse(
                 where,
                 "a video with a frame rate or timestamps",
-                f"neither in {name!r}",
+                f"neither in {name}",
                 "Pass fps, the rate it was made at, or put it in an mp4.",
             )
-        tick = float(frame.time_base or 0)
-        yield None if frame.pts is None else frame.pts * tick, (frame.duration or 0) * tick or None, frame
+        duration = float((frame.duration or 0) * (frame.time_base or 0)) or None
+        end = None if frame.time is None else frame.time + (duration or 0.0)
+        yield frame.time, duration, frame
+    if end is not None:
+        check_complete(container, stream, end, where, _EXPECTED, name)
 
 
-def _video_stream(container: av.container.InputContainer, where: str, name: str) -> VideoStream:
-    if not container.streams.video:
-        refuse(where, _EXPECTED, f"no video in {name!r}", "Send sound alone as an audio reference.")
-    stream = container.streams.video[0]
-    stream.thread_type = "AUTO"
+def _video_stream(container: InputContainer, where: str, name: str) -> VideoStream:
+    """The first video stream that is no cover picture, if it can be decoded."""
+    stream = next((one for one in container.streams.video if not one.disposition & Disposition.attached_pic), None)
+    if stream is None:
+        refuse(where, _EXPECTED, f"no video in {name}", "Send sound alone as an audio reference.")
+    check_stream(stream, where, _EXPECTED, name)
     width, height = stream.codec_context.width, stream.codec_context.height
     if width * height > MAX_PIXELS:
-        refuse(where, f"at most {MAX_PIXELS} pixels", f"{name!r} of {width} x {height}", "Scale the video down.")
+        refuse(where, f"at most {MAX_PIXELS} pixels", f"{name} of {width} x {height}", "Scale the video down.")
+    stream.thread_type = "AUTO"
     return stream
 
 
-def _stated_rate(container: av.container.InputContainer, stream: VideoStream) -> float | None:
+def _stated_rate(container: InputContainer, stream: VideoStream) -> float | None:
     """The rate the container states; None for elementary streams, whose rate libav makes up."""
-    if container.format.flags & int(av.format.Flags.no_timestamps.value):
+    if container.format.flags & _NO_TIMESTAMPS:
         return None
     rate = stream.average_rate or stream.guessed_rate
     return float(rate) if rate and rate > 0 else None
@@ -215,7 +226,7 @@ def _turns(frame: VideoFrame) -> int:
 
 def _pixels(frame: VideoFrame) -> NDArray[np.uint8]:
     """Upright uint8 RGB: the display matrix holds a counterclockwise rotation, which is undone."""
-    pixels = frame.to_ndarray(format="rgb24")
+    pixels = np.asarray(frame.to_ndarray(format="rgb24"), np.uint8)
     turns = _turns(frame)
     return np.ascontiguousarray(np.rot90(pixels, k=-turns)) if turns else pixels
 
