@@ -39,6 +39,7 @@ from splitreel.h3.tiny_spec import (
     Geometry,
     GeometrySpec,
     Size,
+    SizeSpec,
     audio_vae_config,
     index_configs,
     transformer_config,
@@ -192,7 +193,7 @@ def _write(root: Path, geometry: Geometry, size: Size, dtype: Dtype, seed: int) 
 
     MiniMaxH3Scheduler(shift=VIDEO_SHIFT).save_pretrained(root / "scheduler")
     MiniMaxH3Scheduler(shift=AUDIO_SHIFT).save_pretrained(root / "audio_scheduler")
-    (root / "modular_model_index.json").write_text(_json(_index(spec)), encoding="utf-8")
+    (root / "modular_model_index.json").write_text(_json(_index(spec, widths)), encoding="utf-8")
     _settle_files(root)
 
 
@@ -208,7 +209,7 @@ def _shard_bytes(model: nn.Module) -> int:
     return -(-sum(value.nbytes for value in model.state_dict().values()) // SHARDS)
 
 
-def _index(spec: GeometrySpec) -> dict[str, Any]:
+def _index(spec: GeometrySpec, widths: SizeSpec) -> dict[str, Any]:
     """`modular_model_index.json` as diffusers writes it, each component pointing to the hub repository."""
     index = cast("dict[str, Any]", json.loads(MiniMaxH3Blocks().init_pipeline().to_json_string()))
     for name, entry in index.items():
@@ -217,7 +218,7 @@ def _index(spec: GeometrySpec) -> dict[str, Any]:
             loading["pretrained_model_name_or_path"] = HUB_REPOSITORY
             loading["subfolder"] = name
             index[name] = [*loading["type_hint"], loading]
-    return index | index_configs(spec)
+    return index | index_configs(spec, widths)
 
 
 def _settle_files(root: Path) -> None:

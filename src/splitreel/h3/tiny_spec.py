@@ -43,8 +43,12 @@ class GeometrySpec:
 
 @dataclass(frozen=True)
 class SizeSpec:
-    """Widths and layer counts. Channel lists are per VAE encoder level and are cut to the geometry's level count."""
+    """Widths, layer counts and how much larger the default canvas is.
 
+    `vae_channels` holds one entry per VAE encoder level and is cut to the geometry's level count.
+    """
+
+    canvas_scale: int
     hidden_size: int
     heads: int
     head_dim: int
@@ -105,6 +109,7 @@ GEOMETRY_SPECS: dict[Geometry, GeometrySpec] = {
 
 SIZE_SPECS: dict[Size, SizeSpec] = {
     "tiny": SizeSpec(
+        canvas_scale=1,
         hidden_size=64,
         heads=4,
         head_dim=32,
@@ -116,7 +121,7 @@ SIZE_SPECS: dict[Size, SizeSpec] = {
         text_ffn_dim=64,
         vision_dim=32,
         vision_layers=3,
-        vae_channels=(8, 8, 16, 16, 16, 16),
+        vae_channels=(4, 8, 16, 16, 16, 16),
         vae_layers_per_block=1,
         vae_groups=4,
         vae_decoder_layers=2,
@@ -128,22 +133,23 @@ SIZE_SPECS: dict[Size, SizeSpec] = {
         audio_dilations=(1,),
     ),
     "small": SizeSpec(
+        canvas_scale=2,
         hidden_size=192,
-        heads=8,
-        head_dim=32,
-        layers=12,
+        heads=16,
+        head_dim=64,
+        layers=10,
         ffn_dim=512,
-        rope_freq_dim=4,
+        rope_freq_dim=8,
         text_dim=64,
         text_heads=4,
         text_ffn_dim=128,
         vision_dim=64,
         vision_layers=6,
-        vae_channels=(8, 16, 16, 32, 32, 32),
-        vae_layers_per_block=2,
+        vae_channels=(4, 8, 16, 16, 32, 32),
+        vae_layers_per_block=1,
         vae_groups=4,
-        vae_decoder_layers=8,
-        vae_decoder_heads=4,
+        vae_decoder_layers=10,
+        vae_decoder_heads=8,
         audio_encoder_dim=8,
         audio_latent_multiple=4,
         audio_decoder_dim=64,
@@ -151,22 +157,23 @@ SIZE_SPECS: dict[Size, SizeSpec] = {
         audio_dilations=(1, 3),
     ),
     "medium": SizeSpec(
-        hidden_size=384,
-        heads=8,
+        canvas_scale=3,
+        hidden_size=256,
+        heads=16,
         head_dim=64,
-        layers=16,
-        ffn_dim=1024,
+        layers=14,
+        ffn_dim=768,
         rope_freq_dim=8,
         text_dim=128,
         text_heads=8,
         text_ffn_dim=256,
         vision_dim=128,
         vision_layers=8,
-        vae_channels=(16, 16, 32, 32, 64, 64),
-        vae_layers_per_block=2,
-        vae_groups=8,
-        vae_decoder_layers=12,
-        vae_decoder_heads=6,
+        vae_channels=(8, 8, 16, 32, 32, 32),
+        vae_layers_per_block=1,
+        vae_groups=4,
+        vae_decoder_layers=16,
+        vae_decoder_heads=10,
         audio_encoder_dim=8,
         audio_latent_multiple=8,
         audio_decoder_dim=128,
@@ -191,7 +198,7 @@ def transformer_config(geometry: GeometrySpec, size: SizeSpec) -> dict[str, Any]
         "text_dim": size.text_dim,
         "freq_dim": 64,
         "time_embed_hidden_dim": size.hidden_size,
-        "time_embed_dim": size.hidden_size // 2,
+        "time_embed_dim": 32,
         "rope_freq_dim": size.rope_freq_dim,
     }
 
@@ -231,10 +238,11 @@ def audio_vae_config(geometry: GeometrySpec, size: SizeSpec) -> dict[str, Any]:
     }
 
 
-def index_configs(geometry: GeometrySpec) -> dict[str, int]:
+def index_configs(geometry: GeometrySpec, size: SizeSpec) -> dict[str, int]:
     """The sizes that the blocks read from the index: the default canvas and the short edge of image references."""
+    scale = size.canvas_scale
     return {
-        "canvas_short_edge": geometry.canvas_short_edge,
-        "canvas_max_pixels": geometry.canvas_max_pixels,
-        "reference_image_short_edge": geometry.reference_image_short_edge,
+        "canvas_short_edge": geometry.canvas_short_edge * scale,
+        "canvas_max_pixels": geometry.canvas_max_pixels * scale**2,
+        "reference_image_short_edge": geometry.reference_image_short_edge * scale,
     }

@@ -52,18 +52,11 @@ def byte_symbols() -> list[str]:
     return [symbols[byte] for byte in range(256)]
 
 
-def vocabulary() -> dict[str, int]:
-    """Token to id: bytes, merges, special tokens."""
-    words = [*byte_symbols(), *(left + right for left, right in MERGES), *SPECIAL_TOKENS]
-    return {word: index for index, word in enumerate(words)}
-
-
 def make_tokenizer() -> Qwen2Tokenizer:
-    """A real Qwen2 tokenizer over `vocabulary()`."""
-    tokens = vocabulary()
-    plain = {word: index for word, index in tokens.items() if word not in SPECIAL_TOKENS}
-    tokenizer = Qwen2Tokenizer(
-        vocab=plain,
+    """A real Qwen2 tokenizer; its ids count the bytes first, then the merges, then the special tokens."""
+    words = [*byte_symbols(), *(left + right for left, right in MERGES)]
+    return Qwen2Tokenizer(
+        vocab={word: index for index, word in enumerate(words)},
         merges=list(MERGES),
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
@@ -71,7 +64,6 @@ def make_tokenizer() -> Qwen2Tokenizer:
         extra_special_tokens=list(SPECIAL_TOKENS),
         model_max_length=32768,
     )
-    return tokenizer
 
 
 def make_processor(tokenizer: Qwen2Tokenizer) -> Qwen3VLProcessor:

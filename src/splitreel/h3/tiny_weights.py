@@ -44,11 +44,11 @@ GENERAL: tuple[Rule, ...] = (
 
 TRANSFORMER: tuple[Rule, ...] = (
     # Sharper attention than unit queries give: a row must feel a few rows, not the mean of 700.
-    Rule(r"norm_[qk]\.weight$", mean=1.5, std=0.1),
+    Rule(r"norm_[qk]\.weight$", mean=2.0, std=0.2),
     Rule(r"(adaln_proj|norm_out)\.linear\.weight$", gain=1.0),
     Rule(r"(adaln_proj|norm_out)\.linear\.bias$", std=0.4),
     Rule(r"ff\.net\.2\.weight$", gain=2.0),
-    Rule(r"attn\.to_out\.0\.weight$", gain=2.0),
+    Rule(r"attn\.to_out\.0\.weight$", gain=4.0),
 )
 
 VAE: tuple[Rule, ...] = (
@@ -128,6 +128,7 @@ def adjust(model: nn.Module, component: str) -> None:
     """What depends on more than a tensor's name and shape."""
     with torch.no_grad():
         if component == "vae":
+            _coarsen(model)
             # The second half of the moments is a log variance: a small one, or the posterior's noise hides the image.
             moments = model.get_parameter("quant_conv.bias")
             moments[moments.numel() // 2 :] -= 5.0
@@ -136,3 +137,13 @@ def adjust(model: nn.Module, component: str) -> None:
             for name, module in model.named_modules():
                 if isinstance(module, nn.ConvTranspose1d):
                     model.get_parameter(f"{name}.weight_g").mul_(math.sqrt(module.stride[0] / 2))
+
+
+def _coarsen(vae: nn.Module) -> None:
+    """Let the video decoder paint cells of 4 frames x 4 x 4 pixels: noise per pixel is nothing that mp4 can carry."""
+    head = vae.get_submodule("decoder").get_submodule("proj_out")
+    ratio, ratio_t = vae.spatial_compression_ratio, vae.temporal_compression_ratio
+    for tensor in head.parameters():
+        grid = tensor.view(3, ratio_t, ratio, ratio, -1)
+        cells = grid[:, :1, ::4, ::4].clone()
+        grid.copy_(cells.repeat_interleave(4, 2).repeat_interleave(4, 3).expand_as(grid))
