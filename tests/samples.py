@@ -27,7 +27,9 @@ def make_samples(folder: Path) -> Samples:
     """Write all samples into `folder`."""
     picture(folder / "first.png", 96, 48, seed=1)
     picture(folder / "last.png", 60, 60, seed=2)
-    write_film(folder / "clip.mp4", Clip(frames=moving(40, 64, 128), fps=24.0, sound=tone((440.0, 880.0), 40 / 24, 44100)))
+    write_film(
+        folder / "clip.mp4", Clip(frames=moving(40, 64, 128), fps=24.0, sound=tone((440.0, 880.0), 40 / 24, 44100))
+    )
     write_film(folder / "silent.mp4", Clip(frames=moving(30, 64, 96), fps=30.0, sound=None))
     write_wav(folder / "mono.wav", tone((1000.0,), 1.5, 24000))
     return Samples(*(folder / name for name in ("first.png", "last.png", "clip.mp4", "silent.mp4", "mono.wav")))

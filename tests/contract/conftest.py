@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from samples import Samples, make_samples
 
+from samples import Samples, make_samples
 from splitreel import Session
 from splitreel.config import Config, parse_config
 

@@ -16,8 +16,8 @@ from diffusers.modular_pipelines.minimax_h3 import (
     MiniMaxH3VideoReference,
 )
 from diffusers.utils import load_image
-from samples import Samples
 
+from samples import Samples
 from splitreel import AudioReference, GenerateRequest, GenerateResult, ImageReference, Session, VideoReference
 
 STEPS = 3
