@@ -208,7 +208,9 @@ class RayBackend:
         target = self._workers[worker]
         reference = await asyncio.to_thread(ray.put, payload) if isinstance(payload, Packed) else payload
         actor, lost = target.actor, target.lost
-        assert actor is not None and lost is not None and target.info is not None
+        assert actor is not None
+        assert lost is not None
+        assert target.info is not None
         made, receipt = actor.run_stage.remote(stage, request_id, [reference], self._config.engine.stage_timeout)
         answer = asyncio.ensure_future(_future(receipt))
         await asyncio.wait({answer, lost}, return_when=asyncio.FIRST_COMPLETED)
