@@ -95,7 +95,10 @@ class FilmWriter:
         self._partial = create_partial(self._target if isinstance(self._target, Path) else None)
         try:
             self._container: OutputContainer | None = av.open(
-                f"file:{self._partial}", "w", format="mp4", options={"movflags": "+faststart"}
+                f"file:{self._partial}",
+                "w",
+                format="mp4",
+                options={"movflags": "+faststart", "movie_timescale": str(self._ticks())},
             )
             self._video = self._add_video(crf, preset)
             self._audio = self._add_audio() if sample_rate is not None else None
@@ -105,6 +108,11 @@ class FilmWriter:
         except BaseException:
             self.discard()
             raise
+
+    def _ticks(self) -> int:
+        """Ticks per second in which the edit lists count: of whole samples and frames, where 1000 would round up."""
+        exact = math.lcm(self._sample_rate or 1000, self._rate.numerator)
+        return exact if exact < 2**31 else self._sample_rate or 1000
 
     def _add_video(self, crf: int, preset: str) -> VideoStream:
         assert self._container is not None
