@@ -9,8 +9,9 @@ from splitreel.media.data import Clip, Sound
 from splitreel.media.film import FilmFacts, film_facts, read_film
 from splitreel.media.images import read_image
 from splitreel.media.sound import read_sound
+from splitreel.media.target import check_encoders, check_output
 from splitreel.media.video import VideoFacts, probe_video, read_video
-from splitreel.media.write import FilmWriter, check_encoders, check_output, film_bytes, write_film
+from splitreel.media.write import FilmWriter, film_bytes, write_film
 
 __all__ = [
     "Clip",

@@ -9,10 +9,11 @@ import numpy as np
 from av.video.reformatter import Interpolation
 
 from splitreel.media.data import Clip, Sound
-from splitreel.media.files import PathLike, open_media
+from splitreel.media.files import PathLike, open_media, refuse
 
 if TYPE_CHECKING:
     from av.audio.stream import AudioStream
+    from av.container import InputContainer
     from av.video.stream import VideoStream
 
 
@@ -46,9 +47,11 @@ def read_film(source: PathLike | bytes) -> Clip:
     Raises InvalidRequest with `field="film"` for what cannot be read.
     """
     with open_media(source, _WHERE, _EXPECTED) as container:
-        video = container.streams.video[0]
+        video = _video(container)
         fps = float(video.average_rate or 0)
         frames = [frame.to_ndarray(format="rgb24", interpolation=_CHROMA) for frame in container.decode(video)]
+        if not frames:
+            refuse(_WHERE, _EXPECTED, "no frames", "Name a finished film.")
     sound = None
     with open_media(source, _WHERE, _EXPECTED) as container:
         if container.streams.audio:
@@ -63,7 +66,7 @@ def read_film(source: PathLike | bytes) -> Clip:
 def film_facts(source: PathLike | bytes) -> FilmFacts:
     """The facts of an mp4, from its header alone. Raises InvalidRequest with `field="film"`."""
     with open_media(source, _WHERE, _EXPECTED) as container:
-        video = container.streams.video[0]
+        video = _video(container)
         audio = container.streams.audio[0] if container.streams.audio else None
         return FilmFacts(
             video_codec=video.codec_context.name,
@@ -79,6 +82,12 @@ def film_facts(source: PathLike | bytes) -> FilmFacts:
             audio_start=_seconds(audio, audio.start_time) if audio else None,
             audio_seconds=_seconds(audio, audio.duration) if audio else None,
         )
+
+
+def _video(container: InputContainer) -> VideoStream:
+    if not container.streams.video:
+        refuse(_WHERE, _EXPECTED, "no video", "Name a finished film.")
+    return container.streams.video[0]
 
 
 def _seconds(stream: VideoStream | AudioStream, ticks: int | None) -> float:

@@ -1,7 +1,7 @@
 """Frames of any rate onto a constant one: which grid slots each source frame fills.
 
 Whole frames are dropped and repeated, nothing is blended. For a constant source rate the arithmetic is that of
-diffusers' `_normalize_video_condition`: frame i starts at slot floor(i * target / rate + 0.5), each is held until the
+diffusers: frame i starts at slot floor(i * target / rate + 0.5), each is held until the
 next one starts, and the last until floor(n * target / rate + 0.5).
 """
 

@@ -85,9 +85,11 @@ def read_video(
     (height, width) for the video's own size; None keeps it. `source_fps` replaces the rate and the timestamps of the
     source. The sound is cut at `max_frames / fps` seconds and otherwise left as it is.
 
-    Frames are those of diffusers' `MiniMaxH3VideoReference.from_file` and its resampling, bit for bit, for files of a
-    constant rate; files of a variable or wrongly stated rate are placed by their timestamps. At most one source frame
-    is held besides the result, and decoding stops where the cut is. Raises InvalidRequest with `field=where`.
+    For files of a constant rate the frames are those that diffusers decodes and resamples, bit for bit; frames of a
+    variable or wrongly stated rate are placed by their timestamps. As in diffusers, picture and sound each begin with
+    their own first frame, and a pixel aspect ratio is left alone. At most one source frame is held besides the result,
+    and decoding stops where the cut is. Raises InvalidRequest with `field=where` for a file that is missing, empty,
+    damaged, cut short or no video, frames of another shape or type, and when no rate can be known.
     """
     if source_fps is not None and not (math.isfinite(source_fps) and source_fps > 0):
         refuse(where, "a positive frame rate", repr(source_fps), "Pass the rate the frames were made at.")
@@ -104,7 +106,7 @@ def read_video(
         reel = _Reel(max_frames, canvas)
         grid = Grid(fps, float(source_fps))
         _fill(reel, grid, ((None, None, frame) for frame in source), lambda frame: frame)
-        return Clip(reel.frames(), fps)
+        return Clip(reel.frames(where, "the frames"), fps)
     name = repr(str(source))
     with open_media(source, where, _EXPECTED) as container:
         stream = _video_stream(container, where, name)
@@ -116,14 +118,13 @@ def read_video(
         # AVI has no presentation times: libav passes decoding times off as such, out of order and with gaps.
         timed = source_fps is None and container.format.name != "avi"
         _fill(reel, grid, _timed_frames(container, stream, where, name, timed=timed), _pixels)
-        if not reel.count:
-            refuse(where, _EXPECTED, f"no frames in {name}", "Export the file again.")
+        frames = reel.frames(where, name)
         sound = None
         if with_sound and container.streams.audio:
             # The frames drained the container; the same second pass as diffusers makes.
             container.seek(0)
             sound = decode_sound(container, container.streams.audio[0], where, name, max_seconds=seconds)
-        return Clip(reel.frames(), fps, sound)
+        return Clip(frames, fps, sound)
 
 
 class _Reel:
@@ -152,7 +153,10 @@ class _Reel:
         self._frames[self.count : end] = frame
         self.count = end
 
-    def frames(self) -> NDArray[np.uint8]:
+    def frames(self, where: str, name: str) -> NDArray[np.uint8]:
+        """What was put in; none at all is refused."""
+        if not self.count:
+            refuse(where, "a video of one frame or more", f"none in {name}, or half of one", "Send a longer video.")
         return self._frames[: self.count]
 
 
