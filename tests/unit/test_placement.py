@@ -42,7 +42,9 @@ def test_an_unknown_node() -> None:
 
 
 def test_the_same_node_twice_needs_devices_for_both() -> None:
-    with pytest.raises(PlacementError, match=r"roles\.dit\.node: expected 1 free GPU on node 10\.0\.0\.1, found 0 of 1 free, 1 of them"):
+    with pytest.raises(
+        PlacementError, match=r"roles\.dit\.node: expected 1 free GPU on node 10\.0\.0\.1, found 0 of 1 free, 1 of them"
+    ):
         place([wish("encoder_decoder", "spark-a"), wish("dit", "spark-a")], [A, B])
     two = Node(A.node_id, A.address, A.hostname, gpus=2, free_gpus=2)
     assert place([wish("encoder_decoder", "spark-a"), wish("dit", "spark-a")], [two]) == {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -15,9 +16,14 @@ from splitreel.request import Stage
 from splitreel.roles.checkpoint import Checkpoint, open_checkpoint
 from splitreel.roles.control import StageControl
 from splitreel.roles.definition import GeometryFacts, ModelDefinition, StageProgram
+from splitreel.roles.quiet import quiet
 from splitreel.wire import Payload
 
 logger = logging.getLogger(__name__)
+
+# diffusers and accelerate build models on the meta device by patching torch.nn.Module for the whole process; two
+# threads that load at once get each other's meta tensors ("Cannot copy out of meta tensor", seen).
+_LOADING = threading.Lock()
 
 
 class Role:
@@ -84,7 +90,10 @@ class Role:
         is_module = issubclass(cls, torch.nn.Module)
         options: dict[str, Any] = {"dtype": self.spec.torch_dtype(name)} if is_module else {}
         try:
-            component = cls.from_pretrained(str(checkpoint.root), subfolder=name, local_files_only=True, **options)  # type: ignore[attr-defined]
+            with _LOADING, quiet():
+                component = cls.from_pretrained(  # type: ignore[attr-defined]
+                    str(checkpoint.root), subfolder=name, local_files_only=True, **options
+                )
             if is_module:
                 component = component.to(self.spec.device).eval().requires_grad_(False)
         except SplitreelError:
