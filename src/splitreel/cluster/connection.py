@@ -60,7 +60,7 @@ def connect(address: str, *, nodes: int, report: Callable[[str], None] = lambda 
     """Join the cluster at `address`. Raises ClusterUnreachable."""
     if address == "embedded":
         _refuse_second("embedded")
-        cluster = EmbeddedCluster.start(nodes=nodes, report=report)
+        cluster = EmbeddedCluster.start(nodes=nodes, progress=report)
         try:
             _init(cluster.address)
         except BaseException:
@@ -89,6 +89,9 @@ def _refuse_second(wanted: str) -> None:
 
 def _init(address: str) -> None:
     wanted = os.environ.get("RAY_ADDRESS", "auto") if address == "auto" else address
+    ray_logger = logging.getLogger("ray")
+    level = ray_logger.level
+    ray_logger.setLevel(logging.ERROR)  # "Connecting to...", and that a thread other than the main one sets no signals
     try:
         ray.init(address=wanted, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
     except (ConnectionError, RuntimeError, ValueError, TimeoutError, OSError) as error:
@@ -101,3 +104,5 @@ def _init(address: str) -> None:
         raise ClusterUnreachable(
             f"cluster.address: expected a Ray cluster at {wanted}, found {first_line}. {hint}", address=wanted
         ) from error
+    finally:
+        ray_logger.setLevel(level)
