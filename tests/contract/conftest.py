@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
+from configs import roles_config
 from samples import Samples, make_samples
 from splitreel import Session
-from splitreel.config import Config, parse_config
 
 WORKFLOWS = ["t2va", "fl2va", "ref2va"]
 GEOMETRIES = ["released", "other"]
@@ -27,19 +26,6 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Samples:
     return make_samples(tmp_path_factory.mktemp("samples"))
 
 
-def tiny_config(address: str, model: str = "tiny", workflow: Any = "t2va", **engine: Any) -> Config:
-    """Two roles on the CPU, one thread each."""
-    role = {"device": "cpu", "dtype": "float32", "threads": 1}
-    return parse_config(
-        {
-            "model": {"path": model, "workflow": workflow},
-            "cluster": {"address": address},
-            "roles": {"encoder_decoder": dict(role), "dit": dict(role)},
-            "engine": {"start_timeout": 120.0, **engine},
-        }
-    )
-
-
 @pytest.fixture(scope="session", params=["local", "embedded"])
 def address(request: pytest.FixtureRequest) -> str:
     return str(request.param)
@@ -53,7 +39,7 @@ def geometry_name(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="session")
 def session(address: str, geometry_name: str) -> Iterator[Session]:
     """All three workflows served by one encoder/decoder and one DiT worker."""
-    with Session(tiny_config(address, f"tiny:{geometry_name}", WORKFLOWS)) as opened:
+    with Session(roles_config(address, f"tiny:{geometry_name}", WORKFLOWS)) as opened:
         yield opened
 
 

@@ -111,7 +111,9 @@ class EmbeddedCluster:
         """
         specs = [EmbeddedNode() for _ in range(nodes)] if isinstance(nodes, int) else list(nodes)
         if not specs:
-            raise ConfigError("cluster.nodes: expected at least 1 node, found 0. Give a number or a list of EmbeddedNode.")
+            raise ConfigError(
+                "cluster.nodes: expected at least 1 node, found 0. Give a number or a list of EmbeddedNode."
+            )
         cluster = cls(_make_directory(temp_dir), object_store_bytes, progress or (lambda _: None))
         deadline = time.monotonic() + timeout_s
         try:
@@ -206,7 +208,9 @@ class EmbeddedCluster:
     def __enter__(self) -> EmbeddedCluster:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.stop()
 
     def _add(self, spec: EmbeddedNode, deadline: float) -> None:

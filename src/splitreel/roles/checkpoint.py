@@ -152,7 +152,7 @@ def check_safetensors(path: Path, *, component: str) -> None:
         raise refuse("the weights", "no such file") from None
     except OSError as error:
         raise refuse("a readable file", str(error)) from error
-    except (ValueError, KeyError, TypeError, IndexError) as error:
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise refuse("a safetensors header", f"something else ({error})") from error
     expected_size = 8 + header_length + data_length
     if size != expected_size:
