@@ -276,7 +276,10 @@ class Scheduler:
 
     def _start_what_may_start(self) -> None:
         for stage, lines in self._lines.items():  # later stages first
-            while choice := self._choose(stage, lines):
+            while (lines.waiting or stage is ENCODE) and self._crew.any_idle(stage):
+                choice = self._choose(stage, lines)
+                if choice is None:
+                    break
                 self._start(*choice)
 
     def _choose(self, stage: Stage, lines: Lines) -> Choice | None:
@@ -370,27 +373,6 @@ class Scheduler:
         return {
             "waiting": self._queue.waiting,
             "in_flight": self._in_flight,
-            "requests": {ticket.request: _describe(ticket) for ticket in self._tickets.values()},
-            "workers": {
-                worker.name: {
-                    "up": worker.up,
-                    "stages": [str(stage) for stage in Stage if stage in worker.kind.stages],
-                    "workflows": sorted(worker.kind.workflows),
-                    "running": worker.running.request if worker.running else None,
-                }
-                for worker in self._crew.workers.values()
-            },
+            "requests": {ticket.request: ticket.describe() for ticket in self._tickets.values()},
+            "workers": {worker.name: worker.describe() for worker in self._crew.workers.values()},
         }
-
-
-def _describe(ticket: Ticket) -> dict[str, Any]:
-    return {
-        "state": str(ticket.state),
-        "workflow": ticket.workflow,
-        "priority": ticket.priority,
-        "stage": str(ticket.stage),
-        "worker": ticket.worker.name if ticket.worker else None,
-        "holds": str(ticket.held) if ticket.held else None,
-        "runs": {str(stage): runs for stage, runs in ticket.runs.items()},
-        "overtaken": ticket.overtaken,
-    }
