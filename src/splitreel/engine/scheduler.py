@@ -52,10 +52,12 @@ FROM = {stage: tuple(Stage)[index:] for index, stage in enumerate(Stage)}
 class Limits:
     """The bounds that the scheduler keeps.
 
-    `max_in_flight`: requests whose encode has started and whose decode has not finished.
+    `max_in_flight`: requests whose encode has started and whose decode has not finished; below 2 per denoise worker
+    and 1 more, it is this bound, and not look-ahead, that leaves workers idle.
     `max_waiting`: requests admitted and not started; 0 admits only what can start at once.
     `retries`: how often a stage of one request may run again after a worker or payload was lost.
-    `patience`: how often a request lets later ones of higher priority pass; 0 makes priority count for nothing.
+    `patience`: how often a request lets later ones of higher priority pass; 0 makes priority count for nothing. It
+    holds for each request: a whole queue that has run out of patience goes before a later request of high priority.
     Raises ValueError for a bound below 0, or `max_in_flight` below 1.
     """
 
@@ -159,7 +161,7 @@ class Scheduler:
         self._leave_line(ticket)
         if ticket.state is not State.QUEUED:
             self._in_flight -= 1
-        self._enter(ticket, State.STOPPING)
+        self._enter(ticket, State.STOPPING)  # it looks ahead no more
         del self._tickets[ticket.request]
 
     # Runs end ---------------------------------------------------------------------------------------------------------
