@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from splitreel.request import Stage
 
@@ -46,6 +46,15 @@ class Worker:
         self.up = False
         self.running: Ticket | None = None
 
+    def describe(self) -> dict[str, Any]:
+        """The worker as plain data."""
+        return {
+            "up": self.up,
+            "stages": [str(stage) for stage in Stage if stage in self.kind.stages],
+            "workflows": sorted(self.kind.workflows),
+            "running": self.running.request if self.running else None,
+        }
+
 
 class Crew:
     """Workers by kind. Looking up who can serve costs O(kinds), never O(workers)."""
@@ -54,6 +63,7 @@ class Crew:
         self.workers: dict[str, Worker] = {}
         self._kinds: dict[tuple[frozenset[Stage], frozenset[str]], Kind] = {}
         self._serving: dict[Stage, dict[str, tuple[Kind, ...]]] = {stage: {} for stage in Stage}
+        self._holding: dict[Stage, tuple[Kind, ...]] = dict.fromkeys(Stage, ())
         self._ahead: dict[str, int] = {}  # requests encoding or encoded that do not denoise yet, by workflow
         self._pools: dict[str, tuple[Pool, ...]] = {}  # by workflow: its own pool and those that contain it
 
@@ -62,6 +72,13 @@ class Crew:
     def serves(self, stage: Stage, workflow: str) -> bool:
         """Whether some worker, up or returning, serves the stage for the workflow."""
         return workflow in self._serving[stage]
+
+    def any_idle(self, stage: Stage) -> bool:
+        """Whether any worker that holds the stage is idle."""
+        for kind in self._holding[stage]:  # noqa: SIM110 - all() and any() take twice as long as a loop
+            if kind.idle:
+                return True
+        return False
 
     def idle_for(self, stage: Stage, workflow: str) -> Worker | None:
         """An idle worker for the stage: of those that can do least else, the one longest idle."""
@@ -76,7 +93,7 @@ class Crew:
         The requests that look ahead to the same denoise workers must be fewer than these workers have room for: one
         each, and one more for each idle one. A pool inside a larger pool must leave room in both.
         """
-        for pool in self._pools[workflow]:  # noqa: SIM110 - all() takes twice as long, and this is asked for each event
+        for pool in self._pools[workflow]:  # noqa: SIM110
             if pool.room <= 0:
                 return False
         return True
@@ -150,10 +167,10 @@ class Crew:
             key=lambda kind: (len(kind.stages), len(kind.workflows), sorted(kind.stages), sorted(kind.workflows)),
         )
         for stage in Stage:
-            workflows = sorted({workflow for kind in by_skill if stage in kind.stages for workflow in kind.workflows})
+            holding = self._holding[stage] = tuple(kind for kind in by_skill if stage in kind.stages)
+            workflows = sorted({workflow for kind in holding for workflow in kind.workflows})
             self._serving[stage] = {
-                workflow: tuple(kind for kind in by_skill if stage in kind.stages and workflow in kind.workflows)
-                for workflow in workflows
+                workflow: tuple(kind for kind in holding if workflow in kind.workflows) for workflow in workflows
             }
         self._index_pools()
 

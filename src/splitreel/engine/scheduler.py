@@ -52,10 +52,12 @@ FROM = {stage: tuple(Stage)[index:] for index, stage in enumerate(Stage)}
 class Limits:
     """The bounds that the scheduler keeps.
 
-    `max_in_flight`: requests whose encode has started and whose decode has not finished.
+    `max_in_flight`: requests whose encode has started and whose decode has not finished; below 2 per denoise worker
+    and 1 more, it is this bound, and not look-ahead, that leaves workers idle.
     `max_waiting`: requests admitted and not started; 0 admits only what can start at once.
     `retries`: how often a stage of one request may run again after a worker or payload was lost.
-    `patience`: how often a request lets later ones of higher priority pass; 0 makes priority count for nothing.
+    `patience`: how often a request lets later ones of higher priority pass; 0 makes priority count for nothing. It
+    holds for each request: a whole queue that has run out of patience goes before a later request of high priority.
     Raises ValueError for a bound below 0, or `max_in_flight` below 1.
     """
 
@@ -159,7 +161,7 @@ class Scheduler:
         self._leave_line(ticket)
         if ticket.state is not State.QUEUED:
             self._in_flight -= 1
-        self._enter(ticket, State.STOPPING)
+        self._enter(ticket, State.STOPPING)  # it looks ahead no more
         del self._tickets[ticket.request]
 
     # Runs end ---------------------------------------------------------------------------------------------------------
@@ -276,7 +278,10 @@ class Scheduler:
 
     def _start_what_may_start(self) -> None:
         for stage, lines in self._lines.items():  # later stages first
-            while choice := self._choose(stage, lines):
+            while (lines.waiting or stage is ENCODE) and self._crew.any_idle(stage):
+                choice = self._choose(stage, lines)
+                if choice is None:
+                    break
                 self._start(*choice)
 
     def _choose(self, stage: Stage, lines: Lines) -> Choice | None:
@@ -370,27 +375,6 @@ class Scheduler:
         return {
             "waiting": self._queue.waiting,
             "in_flight": self._in_flight,
-            "requests": {ticket.request: _describe(ticket) for ticket in self._tickets.values()},
-            "workers": {
-                worker.name: {
-                    "up": worker.up,
-                    "stages": [str(stage) for stage in Stage if stage in worker.kind.stages],
-                    "workflows": sorted(worker.kind.workflows),
-                    "running": worker.running.request if worker.running else None,
-                }
-                for worker in self._crew.workers.values()
-            },
+            "requests": {ticket.request: ticket.describe() for ticket in self._tickets.values()},
+            "workers": {worker.name: worker.describe() for worker in self._crew.workers.values()},
         }
-
-
-def _describe(ticket: Ticket) -> dict[str, Any]:
-    return {
-        "state": str(ticket.state),
-        "workflow": ticket.workflow,
-        "priority": ticket.priority,
-        "stage": str(ticket.stage),
-        "worker": ticket.worker.name if ticket.worker else None,
-        "holds": str(ticket.held) if ticket.held else None,
-        "runs": {str(stage): runs for stage, runs in ticket.runs.items()},
-        "overtaken": ticket.overtaken,
-    }

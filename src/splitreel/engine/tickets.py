@@ -7,7 +7,7 @@ from bisect import insort
 from collections import OrderedDict
 from collections.abc import Iterator
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from splitreel.engine.events import Cancelled, Fail
 from splitreel.request import Stage
@@ -72,6 +72,19 @@ class Ticket:
         """Highest rank first, then arrival: `key` sorts that way."""
         self.rank = rank
         self.key = (-rank, self.arrival)
+
+    def describe(self) -> dict[str, Any]:
+        """The request as plain data."""
+        return {
+            "state": str(self.state),
+            "workflow": self.workflow,
+            "priority": self.priority,
+            "stage": str(self.stage),
+            "worker": self.worker.name if self.worker else None,
+            "holds": str(self.held) if self.held else None,
+            "runs": {str(stage): runs for stage, runs in self.runs.items()},
+            "overtaken": self.overtaken,
+        }
 
 
 class Line:

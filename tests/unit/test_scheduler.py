@@ -1,0 +1,479 @@
+"""The scheduler's rules, one story each."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from splitreel.engine.events import (
+    Cancelled,
+    CancelRequested,
+    Command,
+    Deliver,
+    Event,
+    Fail,
+    LostTooOften,
+    PayloadLost,
+    Refuse,
+    ReleasePayload,
+    RunStage,
+    StageDone,
+    StageFailed,
+    StageStopped,
+    StopStage,
+    Submitted,
+    Unserved,
+    WorkerDown,
+    WorkerUp,
+)
+from splitreel.engine.scheduler import Limits, Scheduler
+from splitreel.engine.tickets import State
+from splitreel.request import Stage
+
+ENCODE, DENOISE, DECODE = Stage
+PLAIN, REFERENCE = frozenset({"t2va", "fl2va"}), frozenset({"ref2va"})
+EVERY = PLAIN | REFERENCE
+
+
+def up(worker: str, *stages: Stage, workflows: frozenset[str] = EVERY) -> WorkerUp:
+    return WorkerUp(worker, frozenset(stages), workflows)
+
+
+SIDE, DIT = up("side", ENCODE, DECODE), up("dit", DENOISE)
+
+
+class Studio:
+    """A scheduler and what it ordered; `done` and the like end the run that a request has."""
+
+    def __init__(self, *workers: WorkerUp, **limits: int) -> None:
+        self.scheduler = Scheduler(Limits(**limits))
+        self.runs: dict[str, RunStage] = {}
+        for worker in workers:
+            self.tell(worker)
+
+    def tell(self, event: Event) -> list[Command]:
+        commands = self.scheduler.handle(event)
+        self.runs.update({command.request: command for command in commands if isinstance(command, RunStage)})
+        return commands
+
+    def submit(self, *requests: str, workflow: str = "t2va", priority: int = 0) -> list[Command]:
+        return [command for name in requests for command in self.tell(Submitted(name, workflow, priority))]
+
+    def done(self, request: str) -> list[Command]:
+        run = self.runs[request]
+        return self.tell(StageDone(request, run.stage, run.worker, run.attempt))
+
+    def failed(self, request: str, reason: object) -> list[Command]:
+        run = self.runs[request]
+        return self.tell(StageFailed(request, run.stage, run.worker, reason, run.attempt))
+
+    def stopped(self, request: str) -> list[Command]:
+        run = self.runs[request]
+        return self.tell(StageStopped(request, run.stage, run.worker, run.attempt))
+
+    def states(self, *requests: str) -> list[State | None]:
+        return [self.scheduler.state(request) for request in requests]
+
+
+# The way of a request -------------------------------------------------------------------------------------------------
+
+
+def test_a_request_goes_through_the_stages_and_each_payload_is_kept_until_the_next_one_exists() -> None:
+    studio = Studio(SIDE, DIT)
+    assert studio.submit("a") == [RunStage("a", ENCODE, "side", 1)]
+    assert studio.done("a") == [RunStage("a", DENOISE, "dit", 1)]
+    assert studio.done("a") == [ReleasePayload("a", ENCODE), RunStage("a", DECODE, "side", 1)]
+    assert studio.done("a") == [ReleasePayload("a", DENOISE), Deliver("a"), ReleasePayload("a", DECODE)]
+    assert studio.states("a") == [None]
+    assert studio.scheduler.snapshot()["requests"] == {}
+
+
+def test_the_stages_of_two_requests_overlap() -> None:
+    studio = Studio(SIDE, DIT)
+    studio.submit("a", "b")
+    assert studio.done("a") == [RunStage("a", DENOISE, "dit", 1), RunStage("b", ENCODE, "side", 1)]
+    assert studio.scheduler.busy == {"side": "b", "dit": "a"}
+
+
+def test_a_worker_with_several_stages_takes_the_latest_first() -> None:
+    studio = Studio(SIDE, DIT, up("dit2", DENOISE), max_in_flight=4)
+    studio.submit("a", "b", "c", "d")
+    studio.done("a")
+    studio.done("b")  # c is being encoded now, by look-ahead
+    assert studio.done("a") == [ReleasePayload("a", ENCODE)]  # its decode waits for the side
+    assert studio.done("c") == [RunStage("a", DECODE, "side", 1), RunStage("c", DENOISE, "dit", 1)]
+    assert studio.states("d") == [State.QUEUED]
+
+
+def test_a_request_stays_with_no_worker_in_particular() -> None:
+    studio = Studio(SIDE, up("dit1", DENOISE), up("dit2", DENOISE))
+    studio.submit("a", "b")
+    studio.done("a")
+    assert studio.done("b") == [RunStage("b", DENOISE, "dit2", 1)]
+
+
+def test_the_worker_that_can_do_least_else_is_taken() -> None:
+    studio = Studio(up("all", *Stage), up("encoder", ENCODE))
+    assert studio.submit("a") == [RunStage("a", ENCODE, "encoder", 1)]
+
+
+def test_a_worker_gets_only_the_workflows_that_it_serves() -> None:
+    studio = Studio(SIDE, up("plain", DENOISE, workflows=PLAIN), up("reference", DENOISE, workflows=REFERENCE))
+    studio.submit("a", workflow="ref2va")
+    assert studio.done("a") == [RunStage("a", DENOISE, "reference", 1)]
+
+
+# Order ----------------------------------------------------------------------------------------------------------------
+
+
+def test_order_is_by_priority_then_by_arrival() -> None:
+    studio = Studio(SIDE, DIT, max_in_flight=1)
+    studio.submit("running", "low1", "low2")
+    studio.submit("high1", "high2", priority=5)
+    order = ["high1", "high2", "low1", "low2"]
+    assert [studio.scheduler.position(name) for name in order] == [0, 1, 2, 3]
+    for finished, following in zip(["running", *order], [*order, None], strict=True):
+        studio.done(finished)
+        studio.done(finished)
+        assert studio.done(finished)[3:] == ([RunStage(following, ENCODE, "side", 1)] if following else [])
+
+
+def test_a_request_overtaken_as_often_as_patience_allows_goes_first() -> None:
+    studio = Studio(up("all", *Stage), max_in_flight=1, patience=2)
+    studio.submit("running", "low")
+    for index in range(4):
+        studio.submit(f"high{index}", priority=1)
+    assert studio.scheduler.position("low") == 4
+    starts = []
+    finished = "running"
+    for _ in range(5):
+        for _stage in Stage:
+            commands = studio.done(finished)
+        finished = next(command.request for command in commands if isinstance(command, RunStage))
+        starts.append(finished)
+    assert starts == ["high0", "high1", "low", "high2", "high3"]
+
+
+def test_without_patience_priority_counts_for_nothing() -> None:
+    studio = Studio(SIDE, DIT, max_in_flight=1, patience=0)
+    studio.submit("running", "low")
+    studio.submit("high", priority=9)
+    assert studio.scheduler.position("low") == 0
+
+
+def test_a_blocked_workflow_does_not_hold_up_another() -> None:
+    plain, reference = up("plain", DENOISE, workflows=PLAIN), up("reference", DENOISE, workflows=REFERENCE)
+    studio = Studio(SIDE, plain, reference, max_in_flight=9)
+    studio.submit("p1", "p2", "p3")
+    studio.submit("r1", workflow="ref2va")
+    studio.done("p1")
+    assert studio.done("p2") == [RunStage("r1", ENCODE, "side", 1)]  # p3 would be a second look-ahead to `plain`
+    assert studio.states("p1", "p2", "p3") == [State.DENOISING, State.ENCODED, State.QUEUED]
+
+
+# Bounds ---------------------------------------------------------------------------------------------------------------
+
+
+def test_in_flight_is_bounded_from_the_start_of_encode_to_the_end_of_decode() -> None:
+    studio = Studio(SIDE, DIT, up("dit2", DENOISE), max_in_flight=1)
+    studio.submit("a", "b")
+    studio.done("a")
+    studio.done("a")
+    assert (studio.scheduler.in_flight, studio.scheduler.waiting) == (1, 1)
+    assert studio.done("a")[-1] == RunStage("b", ENCODE, "side", 1)
+
+
+def test_one_more_than_may_wait_is_refused_at_once_and_may_come_again() -> None:
+    studio = Studio(SIDE, DIT, max_in_flight=1, max_waiting=2)
+    studio.submit("running", "a", "b")
+    assert studio.submit("c", priority=9) == [Refuse("c", 2, 2)]
+    studio.tell(CancelRequested("a"))
+    assert studio.submit("c", priority=9) == []
+    assert studio.scheduler.position("c") == 0
+
+
+def test_where_none_may_wait_only_what_can_start_at_once_is_admitted() -> None:
+    studio = Studio(SIDE, DIT, max_waiting=0)
+    assert studio.submit("a") == [RunStage("a", ENCODE, "side", 1)]
+    assert studio.submit("b") == [Refuse("b", 0, 0)]
+
+
+def test_one_request_is_encoded_ahead_for_each_denoise_worker() -> None:
+    studio = Studio(SIDE, DIT, max_in_flight=9)
+    studio.submit("a", "b", "c")
+    studio.done("a")
+    assert studio.done("b") == []  # b waits encoded; c is not encoded before the worker takes b
+    assert studio.states("a", "b", "c") == [State.DENOISING, State.ENCODED, State.QUEUED]
+    studio.done("a")
+    assert studio.done("a")[-1] == RunStage("c", ENCODE, "side", 1)
+
+
+def test_nothing_is_encoded_while_all_denoise_workers_are_away() -> None:
+    studio = Studio(SIDE, DIT)
+    studio.tell(WorkerDown("dit", returning=True))
+    assert studio.submit("a") == []
+    assert studio.tell(DIT) == [RunStage("a", ENCODE, "side", 1)]
+
+
+def test_a_pool_within_a_larger_pool_leaves_room_in_both() -> None:
+    encoders = [up(f"encoder{i}", ENCODE) for i in range(9)]
+    plain, both = up("plain", DENOISE, workflows=PLAIN), up("both", DENOISE)
+    studio = Studio(*encoders, plain, both, up("decoder", DECODE), max_in_flight=9)
+    references = studio.submit("r1", "r2", "r3", workflow="ref2va")
+    assert len(references) == 2  # `both` is idle, so it has room for two
+    assert len(studio.submit("p1", "p2", "p3")) == 2  # and the two workers for four in all
+
+
+@pytest.mark.parametrize("wrong", [{"max_in_flight": 0}, {"max_waiting": -1}, {"retries": -1}, {"patience": -1}])
+def test_a_bound_that_makes_no_sense_is_an_error(wrong: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        Limits(**wrong)
+
+
+# Cancelling -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_queued_request_is_cancelled_at_once() -> None:
+    studio = Studio(SIDE, DIT, max_in_flight=1)
+    studio.submit("a", "b")
+    assert studio.tell(CancelRequested("b", "deadline")) == [Cancelled("b", None, "deadline")]
+    assert studio.scheduler.waiting == 0
+
+
+def test_a_cancel_frees_the_payload_at_once_and_ends_when_the_run_has_stopped() -> None:
+    studio = Studio(SIDE, DIT, max_in_flight=1)
+    studio.submit("a", "b")
+    studio.done("a")
+    assert studio.tell(CancelRequested("a")) == [ReleasePayload("a", ENCODE), StopStage("a", DENOISE, "dit")]
+    assert studio.states("a") == [State.STOPPING]
+    assert studio.scheduler.in_flight == 1  # it still takes a worker
+    assert studio.tell(CancelRequested("a")) == []
+    assert studio.stopped("a") == [Cancelled("a", DENOISE, None), RunStage("b", ENCODE, "side", 1)]
+
+
+def test_a_request_that_waits_in_flight_is_cancelled_at_once_with_its_payload() -> None:
+    studio = Studio(SIDE, DIT, max_in_flight=9)
+    studio.submit("a", "b", "c")
+    studio.done("a")
+    studio.done("b")
+    assert studio.tell(CancelRequested("b")) == [
+        ReleasePayload("b", ENCODE),
+        Cancelled("b", DENOISE, None),
+        RunStage("c", ENCODE, "side", 1),
+    ]
+
+
+def test_a_result_that_crosses_the_cancel_is_freed() -> None:
+    studio = Studio(SIDE, DIT)
+    studio.submit("a")
+    studio.tell(CancelRequested("a"))
+    assert studio.done("a") == [ReleasePayload("a", ENCODE), Cancelled("a", ENCODE, None)]
+
+
+@pytest.mark.parametrize("returning", [True, False])
+def test_a_cancelled_run_whose_worker_dies_has_ended(returning: bool) -> None:
+    studio = Studio(SIDE, DIT)
+    studio.submit("a")
+    studio.tell(CancelRequested("a", "user"))
+    assert studio.tell(WorkerDown("side", returning)) == [Cancelled("a", ENCODE, "user")]
+
+
+def test_a_run_that_fails_as_it_is_cancelled_was_cancelled() -> None:
+    studio = Studio(SIDE, DIT)
+    studio.submit("a")
+    studio.tell(CancelRequested("a", "user"))
+    assert studio.failed("a", "interrupted") == [Cancelled("a", ENCODE, "user")]
+
+
+# Failing --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_failed_stage_fails_its_request_alone() -> None:
+    studio = Studio(SIDE, DIT)
+    studio.submit("a", "b")
+    studio.done("a")
+    reason = ValueError("no such frame")
+    assert studio.failed("a", reason) == [ReleasePayload("a", ENCODE), Fail("a", reason, DENOISE)]
+    assert studio.done("b") == [RunStage("b", DENOISE, "dit", 1)]
+
+
+def test_a_workflow_that_no_worker_serves_fails_at_submission() -> None:
+    studio = Studio(SIDE, up("plain", DENOISE, workflows=PLAIN))
+    assert studio.submit("a", workflow="ref2va") == [Fail("a", Unserved("ref2va", DENOISE), DENOISE)]
+    assert str(Unserved("ref2va", DENOISE)).startswith('denoise: expected a worker that serves workflow "ref2va"')
+    assert studio.scheduler.state("a") is None
+
+
+def test_what_needs_a_worker_that_is_gone_for_good_fails_by_name_and_the_rest_goes_on() -> None:
+    studio = Studio(SIDE, DIT, max_in_flight=3)
+    studio.submit("decoding", "denoising", "encoding", "queued")
+    studio.done("decoding")
+    studio.done("denoising")
+    studio.done("decoding")
+    assert studio.states("decoding", "denoising", "encoding") == [State.DECODING, State.DENOISING, State.QUEUED]
+    gone = Unserved("t2va", DENOISE)
+    assert studio.tell(WorkerDown("dit", returning=False)) == [
+        ReleasePayload("denoising", ENCODE),
+        Fail("denoising", gone, DENOISE),
+        Fail("encoding", gone, DENOISE),
+        Fail("queued", gone, DENOISE),
+    ]
+    assert Deliver("decoding") in studio.done("decoding")
+
+
+def test_a_run_that_leads_nowhere_is_stopped() -> None:
+    studio = Studio(SIDE, DIT)
+    studio.submit("a")
+    assert studio.tell(WorkerDown("dit", returning=False)) == [StopStage("a", ENCODE, "side")]
+    assert studio.stopped("a") == [Fail("a", Unserved("t2va", DENOISE), DENOISE)]
+
+
+def test_a_worker_that_returns_as_another_leaves_its_old_work_unserved() -> None:
+    studio = Studio(SIDE, up("dit", DENOISE, workflows=REFERENCE))
+    studio.tell(WorkerDown("dit", returning=True))
+    studio.submit("a", workflow="ref2va")
+    assert studio.tell(up("dit", DENOISE, workflows=PLAIN)) == [Fail("a", Unserved("ref2va", DENOISE), DENOISE)]
+
+
+# Losing workers and payloads ------------------------------------------------------------------------------------------
+
+
+def test_a_lost_denoise_worker_costs_no_second_encode() -> None:
+    studio = Studio(SIDE, DIT)
+    studio.submit("a")
+    studio.done("a")
+    assert studio.tell(WorkerDown("dit", returning=True)) == []
+    assert studio.states("a") == [State.ENCODED]
+    assert studio.tell(DIT) == [RunStage("a", DENOISE, "dit", 2)]
+
+
+def test_a_lost_run_goes_elsewhere_at_once_if_it_can() -> None:
+    studio = Studio(SIDE, DIT, up("dit2", DENOISE))
+    studio.submit("a")
+    studio.done("a")
+    assert studio.tell(WorkerDown("dit", returning=True)) == [RunStage("a", DENOISE, "dit2", 2)]
+
+
+def test_a_stage_is_not_run_again_for_ever() -> None:
+    studio = Studio(SIDE, DIT, retries=1)
+    studio.submit("a")
+    studio.done("a")
+    studio.tell(WorkerDown("dit", returning=True))
+    studio.tell(DIT)
+    reason = LostTooOften(DENOISE, 2, 2, "worker dit")
+    assert studio.tell(WorkerDown("dit", returning=True)) == [ReleasePayload("a", ENCODE), Fail("a", reason, DENOISE)]
+    assert str(reason).startswith("denoise: expected to finish within 2 runs, found run 2 lost with worker dit.")
+
+
+def test_a_lost_request_keeps_its_place_before_later_ones() -> None:
+    studio = Studio(SIDE, DIT, max_in_flight=3)
+    studio.submit("a", "b")
+    studio.done("a")
+    studio.done("b")
+    studio.tell(WorkerDown("dit", returning=True))
+    assert studio.tell(DIT) == [RunStage("a", DENOISE, "dit", 2)]
+
+
+def test_a_lost_payload_sends_its_request_back_as_far_as_needed() -> None:
+    studio = Studio(SIDE, DIT)
+    studio.submit("a", "b")
+    studio.done("a")
+    studio.done("a")  # denoised; the side still encodes b
+    assert studio.states("a") == [State.DENOISED]
+    assert studio.tell(PayloadLost("a", DENOISE)) == []  # the encode payload was given back long ago
+    assert studio.states("a") == [State.RETURNED]
+    assert studio.done("b") == [RunStage("b", DENOISE, "dit", 1), RunStage("a", ENCODE, "side", 2)]
+    assert studio.scheduler.in_flight == 2
+
+
+def test_a_run_whose_input_is_lost_goes_on_and_needs_it_no_more() -> None:
+    studio = Studio(SIDE, DIT)
+    studio.submit("a")
+    studio.done("a")
+    assert studio.tell(PayloadLost("a", ENCODE)) == []
+    assert studio.done("a") == [RunStage("a", DECODE, "side", 1)]  # and nothing is released that is gone
+
+
+def test_a_run_that_fails_for_want_of_its_lost_input_starts_from_further_back() -> None:
+    studio = Studio(SIDE, DIT, retries=1)
+    studio.submit("a")
+    studio.done("a")
+    studio.tell(PayloadLost("a", ENCODE))
+    assert studio.failed("a", "object lost") == [RunStage("a", ENCODE, "side", 2)]
+    assert studio.done("a") == [RunStage("a", DENOISE, "dit", 2)]
+    studio.tell(PayloadLost("a", ENCODE))
+    assert studio.failed("a", "object lost") == [Fail("a", "object lost", DENOISE)]
+
+
+def test_a_stop_that_nobody_asked_for_is_a_lost_run() -> None:
+    studio = Studio(SIDE, DIT)
+    studio.submit("a")
+    assert studio.stopped("a") == [RunStage("a", ENCODE, "side", 2)]
+
+
+# Events that fit nothing ----------------------------------------------------------------------------------------------
+
+
+def test_late_and_repeated_events_change_nothing() -> None:
+    studio = Studio(SIDE, DIT)
+    studio.submit("a")
+    first = studio.runs["a"]
+    studio.tell(WorkerDown("side", returning=True))
+    studio.tell(SIDE)
+    before = studio.scheduler.snapshot()
+    stale: tuple[Event, ...] = (
+        StageDone("a", ENCODE, "side", first.attempt),  # from before the worker went down
+        StageDone("a", DENOISE, "dit"),
+        StageFailed("b", ENCODE, "side", "unknown request"),
+        StageStopped("a", ENCODE, "nobody"),
+        CancelRequested("b"),
+        PayloadLost("a", ENCODE),
+        WorkerDown("nobody", returning=True),
+        SIDE,
+    )
+    for event in stale:
+        assert studio.tell(event) == []
+        assert studio.scheduler.snapshot() == before
+    assert studio.tell(StageDone("a", ENCODE, "side")) == [RunStage("a", DENOISE, "dit", 1)]
+
+
+def test_an_id_in_use_is_a_programming_error() -> None:
+    studio = Studio(SIDE, DIT)
+    studio.submit("a")
+    with pytest.raises(ValueError, match='"a" in use'):
+        studio.submit("a")
+    assert studio.scheduler.in_flight == 1
+
+
+def test_a_worker_cannot_change_while_it_is_up() -> None:
+    studio = Studio(SIDE, DIT)
+    with pytest.raises(ValueError, match='"dit" to go down'):
+        studio.tell(up("dit", *Stage))
+
+
+# Looking in -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_snapshot_is_plain_data() -> None:
+    studio = Studio(SIDE, DIT)
+    studio.submit("a", "b")
+    studio.done("a")
+    snapshot = studio.scheduler.snapshot()
+    assert json.loads(json.dumps(snapshot)) == snapshot
+    assert snapshot["requests"]["a"] == {
+        "state": "denoising",
+        "workflow": "t2va",
+        "priority": 0,
+        "stage": "denoise",
+        "worker": "dit",
+        "holds": "encode",
+        "runs": {"encode": 1, "denoise": 1},
+        "overtaken": 0,
+    }
+    assert snapshot["workers"]["side"] == {
+        "up": True,
+        "stages": ["encode", "decode"],
+        "workflows": ["fl2va", "ref2va", "t2va"],
+        "running": "b",
+    }
