@@ -30,12 +30,13 @@ from splitreel.errors import ClusterUnreachable, ConfigError
 SUPERVISOR = Path(__file__).with_name("_supervisor.py")
 SOURCES = Path(__file__).resolve().parents[2]  # the directory that `splitreel` is imported from
 STOP_S = 9.0  # the supervisor needs 1 to 2 s, at most 7
-# A Unix socket's path has 107 bytes (103 on macOS); Ray appends up to 68 to ours: "/0/session_<time>_<pid>/sockets/plasma_store.1".
-LONGEST_DIRECTORY = 103 - 68
+# A Unix socket's path has 107 bytes (103 on macOS). Below a directory "/splitreel-12345678" in the one that was asked
+# for, Ray adds "/0/session_2030-12-31_23-59-59_999999_1234567/sockets/plasma_store".
+LONGEST_PARENT = (107 if sys.platform.startswith("linux") else 103) - 19 - 66
 UP = "This command will now block"  # what `ray start --block` prints once its node is registered
 ADDRESS = re.compile(r"ray start --address='([^']+)'")
 # Without grpc, `ray start` behaves as in a plain installation: no Ray Client server, no HTTP server in the agents.
-# That is 1 s of CPU time and 100 MB less, and no fixed port (10001). `-P`: the current directory must not shadow modules.
+# That is 1 s of CPU time and 100 MB less, and no fixed port (10001). `-P`: the current directory shadows no modules.
 RAY_START = [
     sys.executable,
     "-P",
@@ -192,7 +193,8 @@ class EmbeddedCluster:
                 return
             self._stopped = True
             self._disconnect()
-            assert self._supervisor.stdin is not None and self._supervisor.stdout is not None
+            assert self._supervisor.stdin is not None
+            assert self._supervisor.stdout is not None
             with contextlib.suppress(BrokenPipeError):
                 self._supervisor.stdin.close()
             try:
@@ -242,8 +244,8 @@ class EmbeddedCluster:
                     self._send({"op": "kill", "node": index})
                 what = "was not up" if node.exit_code is None else f"ended with exit code {node.exit_code}"
                 raise ClusterUnreachable(
-                    f"cluster.address: expected the embedded cluster's Ray node {index} at {node.ip} to start, found that "
-                    f"it {what} after {seconds:.1f} s. The end of its log says why:\n{_log_tail(node)}"
+                    f"cluster.address: expected the embedded cluster's Ray node {index} at {node.ip} to start, found "
+                    f"that it {what} after {seconds:.1f} s. The end of its log says why:\n{_log_tail(node)}"
                 )
         if not self._address:
             self._address = next(found[1] for line in node.output if (found := ADDRESS.search(line)))
@@ -297,12 +299,11 @@ class EmbeddedCluster:
 def _make_directory(parent: Path | None) -> Path:
     """A new directory, readable by this user only (Ray opens those below it to everyone)."""
     chosen = Path(tempfile.gettempdir()) if parent is None else parent.absolute()
-    longest = LONGEST_DIRECTORY - len("/splitreel-12345678")
-    if len(os.fsencode(chosen)) > longest and parent is None:
+    if len(os.fsencode(chosen)) > LONGEST_PARENT and parent is None:
         chosen = Path("/tmp")
-    if len(os.fsencode(chosen)) > longest:
+    if len(os.fsencode(chosen)) > LONGEST_PARENT:
         raise ConfigError(
-            f"cluster.temp_dir: expected a path of at most {longest} bytes, since Unix sockets are made below it, "
+            f"cluster.temp_dir: expected a path of at most {LONGEST_PARENT} bytes, since Unix sockets are made below, "
             f"found {len(os.fsencode(chosen))} in {str(chosen)!r}. Give a shorter one, or none for the system's."
         )
     try:
@@ -330,7 +331,7 @@ def _environment(spec: EmbeddedNode) -> dict[str, str]:
     result = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
     # The head looks for dead nodes every second instead of every three: a killed node is noticed after 5 s, not 15.
     result.setdefault("RAY_health_check_period_ms", "1000")
-    # A checkout may be on sys.path without being in PYTHONPATH; site-packages must not come before the standard library.
+    # A checkout may be on sys.path and not in PYTHONPATH; site-packages must not come before the standard library.
     paths = list(filter(None, result.get("PYTHONPATH", "").split(os.pathsep)))
     if SOURCES.name not in ("site-packages", "dist-packages") and str(SOURCES) not in paths:
         result["PYTHONPATH"] = os.pathsep.join([str(SOURCES), *paths])
