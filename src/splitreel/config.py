@@ -134,8 +134,11 @@ class RoleConfig(_Section):
 class EngineConfig(_Section):
     """Bounds and deadlines. Times in seconds."""
 
-    max_in_flight: int = Field(
-        default=3, ge=1, le=1024, description="Requests between encode's start and decode's end."
+    max_in_flight: int | None = Field(
+        default=None,
+        ge=1,
+        le=1024,
+        description="Requests between encode's start and decode's end. Default: 2 for each DiT worker, and 1.",
     )
     max_waiting: int = Field(
         default=64, ge=0, description="Admitted requests that have not started; one more is refused."
@@ -144,8 +147,17 @@ class EngineConfig(_Section):
     start_timeout: float = Field(default=1800.0, gt=0, description="Until every role is resident.")
     request_timeout: float = Field(default=7200.0, gt=0, description="From the start of encode to the film.")
     stage_timeout: float = Field(default=3600.0, gt=0, description="For one stage.")
+    worker_timeout: float = Field(
+        default=300.0, gt=0, description="Until a worker's process has started, imported torch and checked its files."
+    )
+    hop_timeout: float = Field(default=120.0, gt=0, description="Until a payload has arrived in the next worker.")
+    probe_timeout: float = Field(default=20.0, gt=0, description="For the test object between two roles at start.")
     heartbeat: float = Field(default=5.0, gt=0, description="How often a worker must answer.")
-    lost_after: float = Field(default=30.0, gt=0, description="Silence after which a worker counts as lost.")
+    lost_after: float = Field(
+        default=30.0, gt=0, description="Silence, while a stage runs, after which its worker counts as lost."
+    )
+    restarts: int = Field(default=3, ge=0, le=100, description="Tries to restart a lost worker before giving it up.")
+    restart_pause: float = Field(default=1.0, ge=0, description="Before the first try; doubled for each further one.")
 
 
 class Config(_Section):
@@ -182,6 +194,14 @@ class Config(_Section):
                         f"roles: expected one that holds {stage} for {workflow}, found none among {', '.join(self.roles)}"
                     )
         return self
+
+    @property
+    def max_in_flight(self) -> int:
+        """The bound in force. One DiT worker needs 3: a request denoising, one encoding ahead, one decoding."""
+        if self.engine.max_in_flight is not None:
+            return self.engine.max_in_flight
+        dits = sum(len(role.placements) for name, role in self.roles.items() if Stage.DENOISE in self.stages_of(name))
+        return 2 * dits + 1
 
     def stages_of(self, role: str) -> tuple[Stage, ...]:
         """The stages that a role holds."""

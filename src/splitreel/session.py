@@ -55,7 +55,7 @@ class Session:
         settings = config.engine
         self._engine = Engine(
             make_backend(MiniMaxH3(), config),
-            Limits(settings.max_in_flight, settings.max_waiting, settings.retries),
+            Limits(config.max_in_flight, settings.max_waiting, settings.retries),
             Deadlines(
                 start=settings.start_timeout,
                 request=settings.request_timeout,
@@ -118,9 +118,7 @@ class Session:
         window: list[JobHandle | Exception] = []
         try:
             while True:
-                while (
-                    len(window) < 2 * self.config.engine.max_in_flight and (request := next(source, None)) is not None
-                ):
+                while len(window) < 2 * self.config.max_in_flight and (request := next(source, None)) is not None:
                     try:
                         window.append(self.submit(request, on_progress=on_progress))
                     except Exception as error:
@@ -268,7 +266,7 @@ class AsyncSession:
         window: list[JobHandle] = []
         try:
             while True:
-                limit = 2 * self._session.config.engine.max_in_flight
+                limit = 2 * self._session.config.max_in_flight
                 while len(window) < limit and (request := next(source, None)) is not None:
                     window.append(await self.submit(request, on_progress=on_progress))
                 if not window:

@@ -20,7 +20,8 @@ def test_defaults() -> None:
     config = parse_config(base())
     assert config.model.workflows == ("t2va",)
     assert config.stages_of("encoder_decoder") == (Stage.ENCODE, Stage.DECODE)
-    assert config.engine.max_in_flight == 3
+    assert config.max_in_flight == 3
+    assert parse_config(base(roles={"encoder_decoder": {}, "dit": {"nodes": ["a", "b"]}})).max_in_flight == 5
     assert config.roles["dit"].gpus == 0
     spec = config.role_spec("dit")
     assert (spec.stages, spec.workflows, spec.model_path) == ((Stage.DENOISE,), ("t2va",), "tiny")

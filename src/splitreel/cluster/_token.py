@@ -58,7 +58,7 @@ def _reread() -> None:
     if "ray" not in sys.modules:
         return
     import ray
-    from ray._raylet import AuthenticationTokenLoader, Config
+    from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 
     if not ray.is_initialized():
         Config.initialize("")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import ray
 
-from splitreel.cluster.host import Failure, NodeFacts, Reply, WorkerHost
+from splitreel.cluster.host import Failure, NodeFacts, Reply, WorkerHost, versions
 from splitreel.cluster.transport import receive
 from splitreel.config import RoleSpec
 from splitreel.engine.backend import PayloadGone, StageReceipt, WorkerHealth
@@ -28,12 +30,20 @@ from splitreel.wire import Packed
 class WorkerActor:
     """One worker process."""
 
-    def __init__(self, model: ModelDefinition, spec: RoleSpec, name: str) -> None:
+    def __init__(self, model: ModelDefinition, spec: RoleSpec, name: str, environment: dict[str, str]) -> None:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
         context = ray.get_runtime_context()
         node = NodeFacts(node_id=context.get_node_id(), name=ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
-        self._host = WorkerHost(model, spec, name, node)
-        logging.getLogger(__name__).info("worker %s on %s, pid %d", name, node.name, os.getpid())
+        self._host = WorkerHost(model, spec, name, node, environment)
+        logging.getLogger(__name__).info(
+            "worker %s on %s, pid %d, python %s, %s, environment %s",
+            name,
+            node.name,
+            os.getpid(),
+            sys.executable,
+            versions(),
+            environment,
+        )
 
     def prepare(self) -> Reply:
         """Check files and read the geometry."""
@@ -73,6 +83,17 @@ class WorkerActor:
     def health(self) -> WorkerHealth:
         """What this worker holds and does."""
         return self._host.health()
+
+    @ray.method(concurrency_group="control")
+    def offer(self, num_bytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """An object of this node's store, for the start-up probe."""
+        return np.zeros(num_bytes, np.uint8)
+
+    @ray.method(concurrency_group="control")
+    def accept(self, nested: list[Any], timeout: float) -> int:
+        """Fetch a probe object; its bytes, 0 when it did not arrive in time."""
+        ready, _ = ray.wait(nested, timeout=timeout, fetch_local=True)
+        return len(ray.get(ready[0], timeout=timeout)) if ready else 0
 
     @ray.method(concurrency_group="control")
     def shut(self) -> None:

@@ -28,6 +28,7 @@ class Connection:
 
     def nodes(self) -> list[Node]:
         """The nodes that are alive, head first, with what is free on each."""
+        holders = _actors_by_node()
         free = ray_state.available_resources_per_node()  # type: ignore[no-untyped-call]
         found = []
         for row in ray.nodes():  # type: ignore[no-untyped-call]
@@ -42,6 +43,7 @@ class Connection:
                     gpus=resources.get("GPU", 0.0),
                     free_gpus=free.get(row["NodeID"], {}).get("GPU", 0.0),
                     labels=dict(row.get("Labels") or {}),
+                    holders=tuple(holders.get(row["NodeID"], ())),
                 )
             )
         heads = {row["NodeID"] for row in ray.nodes() if "node:__internal_head__" in row["Resources"]}  # type: ignore[no-untyped-call]
@@ -75,6 +77,16 @@ def connect(address: str, *, nodes: int, report: Callable[[str], None] = lambda 
         return Connection(current, joined=False)
     _init(address)
     return Connection(ray.get_runtime_context().gcs_address, joined=True)
+
+
+def _actors_by_node() -> dict[str, list[str]]:
+    """The living actors of each node, as people can find them: class, pid, job. Ray does not say who holds what GPU."""
+    found: dict[str, list[str]] = {}
+    for row in ray_state.actors().values():
+        if row["State"] == "ALIVE":
+            shown = f"{row['ActorClassName']} (pid {row['Pid']}, job {row['JobID']})"
+            found.setdefault(row["Address"]["NodeID"], []).append(shown)
+    return found
 
 
 def _refuse_second(wanted: str) -> None:

@@ -254,7 +254,7 @@ class EmbeddedCluster:
 
     def _registered_id(self, known: set[str]) -> str:
         """The id of the one live node that is not `known`; Ray has no public way to ask without connecting."""
-        from ray._raylet import GcsClient
+        from ray._raylet import GcsClient  # type: ignore[attr-defined]
 
         alive = [info for info in GcsClient(self._address).get_all_node_info(timeout=10).values() if info.state == 0]
         return str(next(info.node_id.hex() for info in alive if info.node_id.hex() not in known))

@@ -106,10 +106,19 @@ class _Journal:
 class WorkerHost:
     """One worker. `prepare`, `load` and `run_stage` belong to its stage thread; the rest may come from any."""
 
-    def __init__(self, model: ModelDefinition, spec: RoleSpec, name: str, node: NodeFacts) -> None:
+    def __init__(
+        self,
+        model: ModelDefinition,
+        spec: RoleSpec,
+        name: str,
+        node: NodeFacts,
+        environment: dict[str, str] | None = None,
+    ) -> None:
+        """`environment`: what was set for this worker, secrets masked; health shows it."""
         self.name = name
         self.node = node
         self._spec = spec
+        self._environment = dict(environment or {})
         self._role = Role(model, spec)
         self._model = model
         self._journal = _Journal()
@@ -226,6 +235,7 @@ class WorkerHost:
             threads=self._spec.threads or 0,
             geometry=self._role.geometry.fingerprint,
             versions=versions(),
+            environment=self._environment,
         )
 
     def close(self) -> None:

@@ -15,7 +15,6 @@ import ray
 from ray.exceptions import GetTimeoutError, ObjectLostError, OwnerDiedError
 
 from splitreel.engine.backend import PayloadGone
-from splitreel.errors import WorkerLost
 from splitreel.wire import Packed
 
 # How often a waiting receiver looks whether it was cancelled.
@@ -24,8 +23,8 @@ _GLANCE = 0.25
 
 def receive(reference: Any, *, timeout: float, check: Callable[[], None]) -> tuple[Packed, list[tuple[str, float]]]:
     """The payload and the seconds of `hop.wait` (until the producer has it), `hop.fetch` (into this node's store) and
-    `hop.materialize` (deserialise). Raises PayloadGone, or WorkerLost when it does not arrive in `timeout` seconds;
-    `check` may raise to stop waiting.
+    `hop.materialize` (deserialise). Raises PayloadGone when it is lost or does not arrive in `timeout` seconds; `check`
+    may raise to stop waiting.
     """
     deadline = time.monotonic() + timeout
     spans: list[tuple[str, float]] = []
@@ -34,7 +33,7 @@ def receive(reference: Any, *, timeout: float, check: Callable[[], None]) -> tup
         while not ray.wait([reference], timeout=_GLANCE, fetch_local=local)[0]:
             check()
             if time.monotonic() > deadline:
-                raise WorkerLost(
+                raise PayloadGone(
                     f"{name}: expected the payload within {timeout:g} s, found nothing. The link between the nodes is cut or "
                     "the sending node is gone."
                 )
@@ -45,7 +44,7 @@ def receive(reference: Any, *, timeout: float, check: Callable[[], None]) -> tup
     except (ObjectLostError, OwnerDiedError) as error:
         raise PayloadGone(str(error)) from error
     except GetTimeoutError as error:
-        raise WorkerLost(f"hop.materialize: expected the payload within {timeout:g} s, found nothing.") from error
+        raise PayloadGone(f"hop.materialize: expected the payload within {timeout:g} s, found nothing.") from error
     spans.append(("hop.materialize", time.monotonic() - began))
     assert isinstance(packed, Packed)
     return packed, spans

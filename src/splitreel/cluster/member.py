@@ -1,0 +1,267 @@
+"""One worker as the driver sees it: its actor, where it was placed, whether it answers.
+
+Ray's exceptions are translated here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import ray
+from ray.exceptions import ActorUnschedulableError, RayActorError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from splitreel.cluster.actor import WorkerActor
+from splitreel.cluster.environment import shown, worker_environment
+from splitreel.cluster.host import Reply, WorkerFacts, reply_value
+from splitreel.cluster.placement import Node, Wish
+from splitreel.config import EngineConfig, RoleSpec
+from splitreel.engine.backend import PayloadGone, StageReceipt, WorkerHealth, WorkerInfo
+from splitreel.errors import PlacementError, SplitreelError, StageError, WorkerLost, WorkerNotReady
+from splitreel.observe.progress import LoadProgress, Progress
+from splitreel.request import Stage
+from splitreel.roles.definition import ModelDefinition
+
+logger = logging.getLogger(__name__)
+
+# Health is answered from memory (13 ms seen for two workers); one that needs longer is silent.
+_HEALTH_TIMEOUT = 0.9
+
+OnEvent = Callable[[Progress | LoadProgress], None]
+OnLost = Callable[["Member", WorkerLost], None]
+
+
+class Member:
+    """A worker that is started, watched, asked to run stages, and ended. It reports its own loss once per life."""
+
+    def __init__(self, model: ModelDefinition, spec: RoleSpec, wish: Wish, env: dict[str, str], settings: EngineConfig):
+        self.name = wish.worker
+        self.spec = spec
+        self.wish = wish
+        self.facts: WorkerFacts | None = None
+        self.info: WorkerInfo | None = None
+        self.node: Node | None = None
+        self.restarts = 0
+        self.silent = False
+        self._model = model
+        self._env = worker_environment(env)
+        self._settings = settings
+        self._actor: Any = None
+        self._lost: asyncio.Future[WorkerLost] | None = None
+        self._watcher: asyncio.Task[None] | None = None
+        self._stages_running = 0
+        self._on_event: OnEvent = lambda event: None
+        self._on_lost: OnLost = lambda member, error: None
+
+    @property
+    def actor(self) -> Any:
+        """The actor's handle."""
+        return self._actor
+
+    @property
+    def place(self) -> str:
+        """Role and node, for messages."""
+        return f"role {self.spec.role} on {self.node.address if self.node else '?'}"
+
+    # Life -------------------------------------------------------------------------------------------------------------
+
+    async def create(self, node: Node, on_event: OnEvent, on_lost: OnLost) -> None:
+        """Start the process on `node` and let it check its files. Raises ClusterError or CheckpointError."""
+        self.node, self._on_event, self._on_lost = node, on_event, on_lost
+        self._lost = asyncio.get_running_loop().create_future()
+        self.silent = False
+        self._actor = WorkerActor.options(  # type: ignore[attr-defined]
+            num_gpus=self.wish.gpus,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False),
+            runtime_env={"env_vars": self._env} if self._env else None,
+        ).remote(self._model, self.spec, self.name, shown(self._env))
+        facts: WorkerFacts = await self._ask(
+            self._actor.prepare.remote(), self._settings.worker_timeout, "check its files"
+        )
+        if facts.node.node_id != node.node_id:
+            raise PlacementError(
+                f"{self.wish.where}: expected worker {self.name} on {node}, found it on {facts.node.name} (id "
+                f"{facts.node.node_id[:8]})."
+            )
+        self.facts = facts
+        self.info = WorkerInfo(
+            self.name, self.spec.role, self.spec.stages, self.spec.workflows, node.address, facts.node.node_id
+        )
+        self._watcher = asyncio.ensure_future(self._watch())
+
+    async def load(self) -> None:
+        """Load the role's components. Raises ClusterError or CheckpointError."""
+        await self._ask(self._actor.load.remote(), self._settings.start_timeout, "load")
+
+    def on_lost(self, on_lost: OnLost) -> None:
+        """Whom to tell when the worker is lost from now on."""
+        self._on_lost = on_lost
+
+    def end(self) -> None:
+        """Kill the process. Safe to call again."""
+        if self._watcher is not None:
+            self._watcher.cancel()
+            self._watcher = None
+        if self._actor is not None:
+            ray.kill(self._actor, no_restart=True)
+            self._actor = None
+
+    async def _ask(self, reference: Any, timeout: float, what: str) -> Any:
+        """Await a Reply while the worker starts."""
+        try:
+            reply: Reply = await asyncio.wait_for(as_future(reference), timeout)
+        except TimeoutError:
+            raise WorkerNotReady(
+                f"{self.place}: expected worker {self.name} to {what} within {timeout:g} s, found it still at it or not "
+                "started by Ray. See its log on that node, or raise the deadline.",
+                role=self.spec.role,
+                node=self.node.address if self.node else None,
+            ) from None
+        except ActorUnschedulableError as error:
+            raise PlacementError(f"{self.wish.where}: Ray cannot place worker {self.name}: {reason(error)}") from error
+        except RayError as error:
+            raise WorkerNotReady(
+                f"{self.place}: expected worker {self.name} to {what}, found that it ended: {reason(error)}",
+                role=self.spec.role,
+                node=self.node.address if self.node else None,
+            ) from error
+        return reply_value(reply)
+
+    # Stages -----------------------------------------------------------------------------------------------------------
+
+    async def run_stage(self, stage: Stage, request_id: str, payload: Any) -> tuple[Any, StageReceipt]:
+        """Run a stage; the payload stays where it was made, only the receipt comes here."""
+        actor, lost = self._actor, self._lost
+        if actor is None or lost is None or lost.done():
+            raise lost.result() if lost is not None and lost.done() else self._loss("it is being restarted")
+        made, receipt = actor.run_stage.remote(stage, request_id, [payload], self._settings.hop_timeout)
+        answer = asyncio.ensure_future(as_future(receipt))
+        answer.add_done_callback(_seen)
+        self._stages_running += 1
+        try:
+            await asyncio.wait([answer, lost], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._stages_running -= 1
+        if not answer.done():
+            answer.cancel()
+            raise lost.result()
+        try:
+            reply: Reply = answer.result()
+        except RayActorError as error:
+            self.give_up(loss := self._loss(reason(error)))
+            raise loss from error
+        except RayError as error:
+            where = f"node {self.node.address if self.node else '?'}, role {self.spec.role}"
+            raise StageError(
+                f"{stage} of request {request_id} failed on {where}: {reason(error)}",
+                request_id=request_id,
+                stage=stage,
+                role=self.spec.role,
+                node=self.node.address if self.node else None,
+                error_type=type(error).__name__,
+            ) from error
+        if reply.failure is not None and reply.failure.error_type == PayloadGone.__name__:
+            raise PayloadGone(reply.failure.message)
+        self.restarts = 0
+        return made, reply_value(reply)
+
+    def stop_stage(self, request_id: str) -> None:
+        """Ask the stage of this request to end at its next step."""
+        if self._actor is not None:
+            self._actor.stop.remote(request_id)
+
+    # Watching -----------------------------------------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        """Hand on what the worker reports, and notice when it no longer does.
+
+        A worker that is silent while a stage runs on it is given up after `lost_after`; an idle one is only called
+        silent (it may be stopped or swapped out, and come back), unless Ray says that it is dead.
+        """
+        seen = 0
+        while True:
+            answer = asyncio.ensure_future(as_future(self._actor.watch.remote(seen, self._settings.heartbeat)))
+            patience = self._settings.heartbeat + self._settings.lost_after
+            answer.add_done_callback(_seen)
+            while not (await asyncio.wait([answer], timeout=patience))[0]:
+                if self._stages_running:
+                    self.give_up(self._loss(f"it did not answer for {self._settings.lost_after:g} s"))
+                    return
+                if not self.silent:
+                    logger.warning("%s: worker %s does not answer; waiting for it", self.place, self.name)
+                self.silent = True
+                patience = self._settings.lost_after
+            try:
+                seen, events = answer.result()
+            except RayError as error:
+                self.give_up(self._loss(reason(error)))
+                return
+            if self.silent:
+                logger.warning("%s: worker %s answers again", self.place, self.name)
+            self.silent = False
+            for event in events:
+                self._on_event(event)
+
+    def give_up(self, error: WorkerLost) -> None:
+        """Count the worker as lost: end what is left of it, tell the stage that waits and whoever listens. Once."""
+        if self._lost is None or self._lost.done():
+            return
+        self._lost.set_result(error)
+        watcher, self._watcher = self._watcher, None
+        if watcher is not None and watcher is not asyncio.current_task():
+            watcher.cancel()
+        self.end()
+        self._on_lost(self, error)
+
+    def _loss(self, why: str) -> WorkerLost:
+        return WorkerLost(
+            f"{self.place}: worker {self.name} was lost: {why}",
+            role=self.spec.role,
+            node=self.node.address if self.node else None,
+        )
+
+    async def health(self) -> WorkerHealth:
+        """The worker's own report, or what is known without it."""
+        unknown = WorkerHealth(
+            worker=self.name,
+            role=self.spec.role,
+            node=self.node.address if self.node else "",
+            node_id=self.node.node_id if self.node else "",
+            state="lost" if self._actor is None else "silent",
+        )
+        if self._actor is None:
+            return unknown
+        try:
+            report: WorkerHealth = await asyncio.wait_for(as_future(self._actor.health.remote()), _HEALTH_TIMEOUT)
+        except (TimeoutError, RayError):
+            return unknown
+        return replace(report, node=unknown.node)
+
+
+def _seen(answer: asyncio.Future[Any]) -> None:
+    """Look at the error of an answer that nobody waits for any more: its worker was ended."""
+    if not answer.cancelled():
+        answer.exception()
+
+
+async def as_future(reference: Any) -> Any:
+    """A reference as a coroutine that can be waited for and given up."""
+    return await asyncio.wrap_future(reference.future())
+
+
+def reason(error: BaseException) -> str:
+    """The useful part of a Ray error, without its page of advice."""
+    if isinstance(error, SplitreelError):
+        return error.message
+    text = str(error)
+    if ("memory" in text.lower() and "oom" in text.lower()) or "OutOfMemory" in type(error).__name__:
+        return (
+            "Ray's memory monitor killed it because the node ran out of memory. Free memory there, use a smaller dtype, or "
+            "set RAY_memory_usage_threshold (or RAY_memory_monitor_refresh_ms=0) where Ray is started."
+        )
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return f"{type(error).__name__}: {' '.join(lines[:2])[:500]}"
