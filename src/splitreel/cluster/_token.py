@@ -29,8 +29,8 @@ def hold() -> None:
     with _lock:
         if _holders == 0 and MODE not in os.environ and "ray" in sys.modules and sys.modules["ray"].is_initialized():
             raise ClusterUnreachable(
-                "cluster.address: expected a process that is not connected to Ray, found one that is, and the embedded "
-                "cluster is another one. Call ray.shutdown() first, or set cluster.address to the cluster you are connected to."
+                "cluster.address: expected a process that is not connected to Ray, found one that is to another "
+                "cluster. Call ray.shutdown() first, or set cluster.address to the cluster that it is connected to."
             )
         _holders += 1
         if _holders > 1 or MODE in os.environ:
