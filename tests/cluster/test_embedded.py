@@ -116,7 +116,6 @@ def test_two_nodes_run_actors_and_stop_leaves_nothing() -> None:
     assert time.monotonic() - began < 10
     assert gone(processes, within_s=0) == {}
     assert not cluster.directory.exists()
-    cluster.stop()
 
 
 def test_stop_disconnects_a_driver_that_is_still_connected() -> None:
@@ -128,6 +127,7 @@ def test_stop_disconnects_a_driver_that_is_still_connected() -> None:
     finally:
         cluster.stop()
     assert not ray.is_initialized()
+    cluster.stop()
 
 
 DRIVER = """
@@ -149,7 +149,13 @@ if __name__ == "__main__":
     pids = ray.get([actor.pid.remote() for actor in busy])
     pending = [actor.work.remote() for actor in busy]
     print(cluster.directory, *pids, flush=True)
-    sys.stdin.read()
+    try:
+        sys.stdin.read()
+    except KeyboardInterrupt:
+        time.sleep(1)
+        assert ray.cluster_resources()["CPU"] == 2
+        cluster.stop()
+        sys.exit(42)
 """
 
 
@@ -159,7 +165,11 @@ def driver(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path, list[i
     script = tmp_path / "driver.py"
     script.write_text(DRIVER)
     with subprocess.Popen(
-        [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, str(script)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        process_group=0,
     ) as process:
         try:
             assert process.stdout is not None
@@ -178,6 +188,17 @@ def test_a_killed_driver_leaves_nothing(driver: tuple[subprocess.Popen[str], Pat
     assert not directory.exists()
 
 
+def test_an_interrupt_in_the_terminal_leaves_the_order_of_stopping_to_the_driver(
+    driver: tuple[subprocess.Popen[str], Path, list[int]],
+) -> None:
+    process, directory, pids = driver
+    processes = members(directory) | dict.fromkeys(pids, "actor")
+    os.killpg(process.pid, signal.SIGINT)  # what a terminal does on Ctrl-C
+    assert process.wait(15) == 42  # the driver's own handler ran, with the cluster up
+    assert gone(processes, within_s=15) == {}
+    assert not directory.exists()
+
+
 def test_a_killed_supervisor_takes_the_cluster_with_it(
     driver: tuple[subprocess.Popen[str], Path, list[int]],
 ) -> None:
@@ -189,6 +210,9 @@ def test_a_killed_supervisor_takes_the_cluster_with_it(
     heavy = {pid: command for pid, command in processes.items() if not command.startswith("ray::") or pid in pids}
     assert len(heavy) >= 6
     assert gone(heavy, within_s=15) == {}
+    for pid in gone(processes, within_s=0):
+        os.kill(pid, signal.SIGKILL)
+    assert gone(processes, within_s=5) == {}
     shutil.rmtree(directory)
 
 

@@ -11,6 +11,8 @@ import secrets
 import sys
 import threading
 
+from splitreel.errors import ClusterUnreachable
+
 MODE, TOKEN = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"
 _lock = threading.Lock()
 _holders = 0
@@ -21,9 +23,15 @@ def hold() -> None:
     """Make this process and its children use token authentication, until as many `release` calls.
 
     A mode that the user set, `disabled` included, stays as it is. All clusters of a process share one token.
+    Raises ClusterUnreachable where ray is connected already: what it read when it was imported can then not change.
     """
     global _holders
     with _lock:
+        if _holders == 0 and MODE not in os.environ and "ray" in sys.modules and sys.modules["ray"].is_initialized():
+            raise ClusterUnreachable(
+                "cluster.address: expected a process that is not connected to Ray, found one that is to another "
+                "cluster. Call ray.shutdown() first, or set cluster.address to the cluster that it is connected to."
+            )
         _holders += 1
         if _holders > 1 or MODE in os.environ:
             return
@@ -54,11 +62,11 @@ def environment() -> dict[str, str]:
 
 
 def _reread() -> None:
-    """Tell an imported ray what changed, unless it is connected: its running clients keep what they began with."""
+    """Tell an imported ray what changed, unless it is connected."""
     if "ray" not in sys.modules:
         return
     import ray
-    from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
+    from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]  # absent from its stub
 
     if not ray.is_initialized():
         Config.initialize("")

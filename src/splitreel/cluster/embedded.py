@@ -108,14 +108,15 @@ class EmbeddedCluster:
         removed by `stop`. `object_store_bytes` holds for each node. `progress` is called with a line per step.
 
         Raises ConfigError for a `temp_dir` that is too long for sockets or cannot be written; ClusterUnreachable,
-        with the end of the log, when a node ends or is not up after `timeout_s` seconds.
+        with the end of the log, when a node ends or is not up after `timeout_s` seconds, and where this process is
+        connected to another cluster.
         """
         specs = [EmbeddedNode() for _ in range(nodes)] if isinstance(nodes, int) else list(nodes)
         if not specs:
             raise ConfigError(
                 "cluster.nodes: expected at least 1 node, found 0. Give a number or a list of EmbeddedNode."
             )
-        cluster = cls(_make_directory(temp_dir), object_store_bytes, progress or (lambda _: None))
+        cluster = cls(temp_dir, object_store_bytes, progress or (lambda _: None))
         deadline = time.monotonic() + timeout_s
         try:
             for spec in specs:
@@ -125,9 +126,8 @@ class EmbeddedCluster:
             raise
         return cluster
 
-    def __init__(self, directory: Path, object_store_bytes: int, progress: Callable[[str], None]) -> None:
+    def __init__(self, temp_dir: Path | None, object_store_bytes: int, progress: Callable[[str], None]) -> None:
         """Start the supervisor alone; use `start`."""
-        self.directory = directory
         self._object_store_bytes = object_store_bytes
         self._progress = progress
         self._nodes: list[_Running] = []
@@ -137,13 +137,18 @@ class EmbeddedCluster:
         self._address = ""
         self._supervisor_gone = False
         _token.hold()
-        # Isolated and without site packages: 20 ms to start, and no import path to depend on.
-        self._supervisor = subprocess.Popen(
-            [sys.executable, "-IS", str(SUPERVISOR), str(directory), str(os.getpid())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-        )
+        try:
+            self.directory = _make_directory(temp_dir)
+            # Isolated and without site packages: 20 ms to start, and no import path to depend on.
+            self._supervisor = subprocess.Popen(
+                [sys.executable, "-IS", str(SUPERVISOR), str(self.directory), str(os.getpid())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                start_new_session=True,
+            )
+        except BaseException:
+            _token.release()
+            raise
         self._listener = threading.Thread(target=self._listen, name="splitreel-embedded", daemon=True)
         self._listener.start()
 
@@ -249,15 +254,25 @@ class EmbeddedCluster:
                 )
         if not self._address:
             self._address = next(found[1] for line in node.output if (found := ADDRESS.search(line)))
-        node.node_id = self._registered_id({other.node_id for other in self._nodes})
-        self._progress(f"Ray node {index} is up after {seconds:.1f} s")
+        node.node_id, node.ip = self._registered({other.node_id for other in self._nodes})
+        self._progress(f"Ray node {index} at {node.ip} is up after {seconds:.1f} s")
 
-    def _registered_id(self, known: set[str]) -> str:
-        """The id of the one live node that is not `known`; Ray has no public way to ask without connecting."""
-        from ray._raylet import GcsClient  # type: ignore[attr-defined]
+    def _registered(self, known: set[str]) -> tuple[str, str]:
+        """Id and address of the one live node that is not `known`; Ray has no public way to ask without connecting.
 
-        alive = [info for info in GcsClient(self._address).get_all_node_info(timeout=10).values() if info.state == 0]
-        return str(next(info.node_id.hex() for info in alive if info.node_id.hex() not in known))
+        The address is Ray's: it replaces 127.0.0.1 by one of the machine's others.
+        """
+        from ray._raylet import GcsClient  # type: ignore[attr-defined]  # absent from its stub
+
+        try:
+            nodes = GcsClient(self._address).get_all_node_info(timeout=10).values()
+            new = next(info for info in nodes if info.state == 0 and info.node_id.hex() not in known)
+        except Exception as error:
+            raise ClusterUnreachable(
+                f"cluster.address: expected the embedded cluster at {self._address} to list its new node, found "
+                f"{type(error).__name__}: {error}. Start the cluster again."
+            ) from error
+        return new.node_id.hex(), new.node_manager_address
 
     def _send(self, command: dict[str, Any]) -> None:
         assert self._supervisor.stdin is not None

@@ -275,7 +275,7 @@ class Engine:
         try:
             payload, receipt = await self.backend.run_stage(worker, stage, request, source)
         except RequestCancelled as error:
-            held.job.stopped_at = error
+            held.job.stopped_at = _bare(error)
             event = StageStopped(request, stage, worker, attempt)
         except WorkerLost as error:
             # The backend says so itself, with what becomes of the worker; its word may come before or after.
@@ -290,7 +290,7 @@ class Engine:
         except asyncio.CancelledError:
             raise
         except Exception as error:
-            event = StageFailed(request, stage, worker, error, attempt)
+            event = StageFailed(request, stage, worker, _bare(error), attempt)
         else:
             held.payloads[stage] = payload
             held.job.receipts[stage] = receipt
@@ -379,3 +379,14 @@ class Engine:
         self._runs.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("engine: %s", error, exc_info=error)
+
+
+def _bare(error: Exception) -> Exception:
+    """The error without its local frames: they hold the payload's reference, and with it its memory, until the garbage
+    collector comes by. The traceback that matters is the worker's, in the error's details.
+    """
+    link: BaseException | None = error
+    while link is not None:
+        link.__traceback__ = None
+        link = link.__cause__ or link.__context__
+    return error

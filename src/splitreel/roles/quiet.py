@@ -6,13 +6,14 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import diffusers.utils.logging as diffusers_logging
-import transformers.utils.logging as transformers_logging
-
 
 @contextmanager
 def quiet() -> Iterator[None]:
     """Within the block no progress bars; the libraries' settings are restored. Not for two threads at once."""
+    # Here and not above: a role of a model without them (and every --help) is up seconds sooner.
+    import diffusers.utils.logging as diffusers_logging
+    import transformers.utils.logging as transformers_logging
+
     libraries = (diffusers_logging, transformers_logging)
     shown = [library.is_progress_bar_enabled() for library in libraries]
     for library in libraries:

@@ -1,0 +1,154 @@
+"""A model whose stages take as long as the request says, step by step: for tests of what surrounds stages.
+
+It is a real `ModelDefinition`: real roles, payloads and workers run it. A request's values say for each stage how many
+steps it has, how long each takes, and what goes wrong in which. The film is a digest of the path that was taken, so
+that a resumed request can be compared with an undisturbed one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from splitreel.request import Stage
+from splitreel.roles.checkpoint import Checkpoint, ComponentFiles
+from splitreel.roles.control import StageControl
+from splitreel.wire import FieldSpec, Header, Packed, Payload, PayloadSpec, pack
+
+KINDS = {Stage.ENCODE: "submitted", Stage.DENOISE: "encoded", Stage.DECODE: "denoised"}
+
+
+class AwkwardError(Exception):
+    """Cannot be unpickled: five positional arguments, and a lock."""
+
+    def __init__(self, status: int, reason: str, url: str, headers: dict[str, str], body: bytes) -> None:
+        super().__init__(f"HTTP {status} {reason}")
+        self.lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Facts:
+    """No geometry to speak of."""
+
+    fingerprint: str = "clockwork"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"fingerprint": self.fingerprint}
+
+
+@dataclass(frozen=True)
+class Program:
+    """One stage."""
+
+    stage: Stage
+
+    def __call__(self, payload: Payload, control: StageControl) -> Payload:
+        values = payload.header.values
+        plan = values["plan"].get(str(self.stage), {})
+        steps, seconds = plan.get("steps", 1), plan.get("seconds", 0.0)
+        for step in range(1, steps + 1):
+            self._trouble(plan, step)
+            _pass_time(seconds, hold_gil=plan.get("hold_gil", False))
+            control.step("step", step, steps)
+        data = payload.tensors["data"]
+        assert isinstance(data, torch.Tensor)
+        digest = hashlib.sha256(data.numpy().tobytes() + self.stage.encode()).digest()
+        made = torch.frombuffer(bytearray(digest * plan.get("blocks", 1)), dtype=torch.uint8)
+        following = self.stage.following
+        kind = "film" if following is None else KINDS[following]
+        header = payload.header
+        path = [*values["path"], f"{self.stage}@{os.getpid()}"]
+        return Payload(
+            Header(header.request_id, header.workflow, kind, header.schema, header.geometry, {**values, "path": path}),
+            {"data": made},
+        )
+
+    def _trouble(self, plan: Mapping[str, Any], step: int) -> None:
+        trouble = plan.get("trouble", {}).get(str(step))
+        if trouble is None:
+            return
+        once = plan.get("once")
+        if once is not None:
+            try:
+                os.close(os.open(once, os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                return
+        match trouble:
+            case "value error":
+                raise ValueError("the film tore")
+            case "awkward error":
+                raise AwkwardError(403, "Forbidden", "http://h", {}, b"")
+            case "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "stop":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            case "hang":
+                time.sleep(3600)
+            case other:
+                raise AssertionError(other)
+
+
+def _pass_time(seconds: float, *, hold_gil: bool) -> None:
+    """Let the time of one step pass, asleep as in a torch kernel that gave the GIL back, or computing in Python."""
+    if not hold_gil:
+        time.sleep(seconds)
+        return
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        sum(range(1000))
+
+
+@dataclass(frozen=True)
+class Clockwork:
+    """The model."""
+
+    name: str = "Clockwork"
+    schema: tuple[int, int] = (1, 0)
+    workflows: tuple[str, ...] = ("t2va", "ref2va")
+    load_seconds: dict[str, float] = field(default_factory=dict)
+
+    def locate(self, path: str) -> str:
+        return path
+
+    def components(self, workflows: Sequence[str], stages: Sequence[Stage]) -> tuple[ComponentFiles, ...]:
+        return ()
+
+    def component_class(self, name: str) -> type:
+        raise KeyError(name)
+
+    def read_geometry(self, checkpoint: Checkpoint, workflows: Sequence[str]) -> Facts:
+        return Facts()
+
+    def payload_spec(self, stage: Stage, workflow: str, geometry: Any) -> PayloadSpec:
+        return PayloadSpec(
+            KINDS[stage], self.schema, (FieldSpec("data", ("uint8",), (None,)),), {"plan": dict, "path": list}
+        )
+
+    def build_stage(
+        self, stage: Stage, workflow: str, components: Mapping[str, Any], checkpoint: Checkpoint, geometry: Any
+    ) -> Program:
+        time.sleep(self.load_seconds.get(str(stage), 0.0))
+        return Program(stage)
+
+
+def submitted(request_id: str, workflow: str = "t2va", size: int = 64, **plan: Any) -> Packed:
+    """What a request of this model starts from: `encode={"steps": 3, "seconds": 0.1}` and so on."""
+    data = torch.arange(size, dtype=torch.int64).to(torch.uint8)
+    header = Header(request_id, workflow, "submitted", (1, 0), "clockwork", {"plan": plan, "path": []})
+    return pack(Payload(header, {"data": data}))
+
+
+def film_digest(size: int = 64, blocks: int = 1) -> bytes:
+    """What an undisturbed request ends with."""
+    data = torch.arange(size, dtype=torch.int64).to(torch.uint8).numpy().tobytes()
+    for stage in Stage:
+        data = hashlib.sha256(data + stage.encode()).digest()
+    return data * blocks
