@@ -1,7 +1,7 @@
 """The tables of the tiny checkpoints: what a geometry fixes, what a size scales, and the component configs of both.
 
 A *geometry* is what the other stages must agree on (ratios, channels, chunk lengths, rates). A *size* only makes the
-work heavier: widths, layers and nothing else, so that every size of one geometry takes the same requests.
+work heavier (widths, layers, the default canvas), so that every size of one geometry takes the same requests.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TEXT_LAYERS = 64
 
 @dataclass(frozen=True)
 class GeometrySpec:
-    """What every role must agree on."""
+    """What every role must agree on, and the short edge of the default canvas and of image references by size."""
 
     spatial_factors: tuple[int, ...]
     temporal_factors: tuple[int, ...]
@@ -36,19 +36,13 @@ class GeometrySpec:
     audio_decoder_rates: tuple[int, ...]
     audio_decoder_kernels: tuple[int, ...]
     sampling_rate: int
-    canvas_short_edge: int
-    canvas_max_pixels: int
-    reference_image_short_edge: int
+    short_edges: dict[Size, int]
 
 
 @dataclass(frozen=True)
 class SizeSpec:
-    """Widths, layer counts and how much larger the default canvas is.
+    """Widths and layer counts. `vae_channels` has one entry per VAE encoder level; a geometry takes its first ones."""
 
-    `vae_channels` holds one entry per VAE encoder level and is cut to the geometry's level count.
-    """
-
-    canvas_scale: int
     hidden_size: int
     heads: int
     head_dim: int
@@ -85,9 +79,7 @@ GEOMETRY_SPECS: dict[Geometry, GeometrySpec] = {
         audio_decoder_rates=(10, 10, 8),
         audio_decoder_kernels=(20, 20, 16),
         sampling_rate=32000,
-        canvas_short_edge=64,
-        canvas_max_pixels=64 * 128,
-        reference_image_short_edge=64,
+        short_edges={"tiny": 64, "small": 128, "medium": 192},
     ),
     "other": GeometrySpec(
         spatial_factors=(2, 2, 2, 1),
@@ -101,15 +93,12 @@ GEOMETRY_SPECS: dict[Geometry, GeometrySpec] = {
         audio_decoder_rates=(10, 10, 6),
         audio_decoder_kernels=(20, 20, 12),
         sampling_rate=24000,
-        canvas_short_edge=72,
-        canvas_max_pixels=72 * 120,
-        reference_image_short_edge=72,
+        short_edges={"tiny": 72, "small": 96, "medium": 120},
     ),
 }
 
 SIZE_SPECS: dict[Size, SizeSpec] = {
     "tiny": SizeSpec(
-        canvas_scale=1,
         hidden_size=64,
         heads=4,
         head_dim=32,
@@ -133,12 +122,11 @@ SIZE_SPECS: dict[Size, SizeSpec] = {
         audio_dilations=(1,),
     ),
     "small": SizeSpec(
-        canvas_scale=2,
         hidden_size=192,
         heads=16,
         head_dim=64,
-        layers=10,
-        ffn_dim=512,
+        layers=14,
+        ffn_dim=384,
         rope_freq_dim=8,
         text_dim=64,
         text_heads=4,
@@ -148,16 +136,15 @@ SIZE_SPECS: dict[Size, SizeSpec] = {
         vae_channels=(4, 8, 16, 16, 32, 32),
         vae_layers_per_block=1,
         vae_groups=4,
-        vae_decoder_layers=10,
+        vae_decoder_layers=14,
         vae_decoder_heads=8,
         audio_encoder_dim=8,
         audio_latent_multiple=4,
         audio_decoder_dim=64,
-        audio_kernels=(3, 7),
+        audio_kernels=(3, 7, 11),
         audio_dilations=(1, 3),
     ),
     "medium": SizeSpec(
-        canvas_scale=3,
         hidden_size=256,
         heads=16,
         head_dim=64,
@@ -238,11 +225,11 @@ def audio_vae_config(geometry: GeometrySpec, size: SizeSpec) -> dict[str, Any]:
     }
 
 
-def index_configs(geometry: GeometrySpec, size: SizeSpec) -> dict[str, int]:
+def index_configs(geometry: GeometrySpec, size: Size) -> dict[str, int]:
     """The sizes that the blocks read from the index: the default canvas and the short edge of image references."""
-    scale = size.canvas_scale
+    short_edge = geometry.short_edges[size]
     return {
-        "canvas_short_edge": geometry.canvas_short_edge * scale,
-        "canvas_max_pixels": geometry.canvas_max_pixels * scale**2,
-        "reference_image_short_edge": geometry.reference_image_short_edge * scale,
+        "canvas_short_edge": short_edge,
+        "canvas_max_pixels": 2 * short_edge**2,
+        "reference_image_short_edge": short_edge,
     }

@@ -16,6 +16,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -64,18 +65,17 @@ AUDIO_VAE: tuple[Rule, ...] = (
     Rule(r"encoder\..*block\.\d+\.block\.3\.weight_g$", mean=0.4, std=0.04),
     Rule(r"decoder\.resblocks\..*convs2\.\d+\.weight_g$", mean=0.4, std=0.04),
     # A fifth of full scale: loud enough to hear, far from the clamp.
-    Rule(r"decoder\.conv_post\.weight_g$", mean=0.1, std=0.0),
+    Rule(r"decoder\.conv_post\.weight_g$", mean=0.1, std=0.01),
     Rule(r"weight_g$", mean=1.0, std=0.1),
     Rule(r"encoder\..*alpha$", mean=1.0, std=0.1),
     Rule(r"decoder\..*(alpha|beta)$", std=0.2),
 )
 
-# Half of the residual's variance comes from the layers, whatever their number.
-_RESIDUAL_GAIN = 2.0 / math.sqrt(64)
 TEXT_ENCODER: tuple[Rule, ...] = (
+    # Small steps: the stack adds up 64 of them (the state that is read comes out at a standard deviation of about 3).
+    Rule(r"language_model\.layers\..*(o_proj|down_proj)\.weight$", gain=0.5),
     Rule(r"embed_tokens\.weight$", std=1.0),
     Rule(r"visual\.pos_embed\.weight$", std=0.5),
-    Rule(r"language_model\.layers\..*(o_proj|down_proj)\.weight$", gain=2.0 * _RESIDUAL_GAIN),
     Rule(r"deepstack_merger_list\..*linear_fc2\.weight$", gain=0.5),
     Rule(r"[qk]_norm\.weight$", mean=1.5, std=0.1),
 )
@@ -124,26 +124,26 @@ def latent_statistics(seed: int, component: str, channels: int) -> dict[str, tup
     }
 
 
-def adjust(model: nn.Module, component: str) -> None:
-    """What depends on more than a tensor's name and shape."""
-    with torch.no_grad():
-        if component == "vae":
-            _coarsen(model)
-            # The second half of the moments is a log variance: a small one, or the posterior's noise hides the image.
-            moments = model.get_parameter("quant_conv.bias")
-            moments[moments.numel() // 2 :] -= 5.0
-        if component == "audio_vae":
-            # An upsampler by r spreads its input over r times the samples.
-            for name, module in model.named_modules():
-                if isinstance(module, nn.ConvTranspose1d):
-                    model.get_parameter(f"{name}.weight_g").mul_(math.sqrt(module.stride[0] / 2))
+def adjust_vae(vae: Any) -> None:
+    """Two things that depend on more than a tensor's name and shape, in place.
 
-
-def _coarsen(vae: nn.Module) -> None:
-    """Let the video decoder paint cells of 4 frames x 4 x 4 pixels: noise per pixel is nothing that mp4 can carry."""
-    head = vae.get_submodule("decoder").get_submodule("proj_out")
+    The second half of the moments is a log variance: a small one, or the posterior's noise hides the image. And the
+    decoder paints cells of 4 frames x 4 x 4 pixels, all of one color, because noise per pixel is nothing that an mp4
+    can carry.
+    """
     ratio, ratio_t = vae.spatial_compression_ratio, vae.temporal_compression_ratio
-    for tensor in head.parameters():
-        grid = tensor.view(3, ratio_t, ratio, ratio, -1)
-        cells = grid[:, :1, ::4, ::4].clone()
-        grid.copy_(cells.repeat_interleave(4, 2).repeat_interleave(4, 3).expand_as(grid))
+    with torch.no_grad():
+        moments = vae.quant_conv.bias
+        moments[moments.numel() // 2 :] -= 5.0
+        for tensor in vae.decoder.proj_out.parameters():
+            pixels = tensor.view(3, ratio_t, ratio, ratio, -1)
+            cells = pixels[:, :1, ::4, ::4].clone()
+            pixels.copy_(cells.repeat_interleave(4, 2).repeat_interleave(4, 3).expand_as(pixels))
+
+
+def adjust_audio_vae(audio_vae: nn.Module) -> None:
+    """Make up for the upsamplers, in place: one by r spreads its input over r times the samples."""
+    with torch.no_grad():
+        for module in audio_vae.modules():
+            if isinstance(module, nn.ConvTranspose1d):
+                module.get_parameter("weight_g").mul_(math.sqrt(module.stride[0] / 2))
