@@ -1,41 +1,89 @@
-"""splitreel runs a video model that does not fit on one machine, split over several."""
+"""splitreel runs a video model that does not fit on one machine, split over several.
 
-from splitreel.config import Config, load_config
-from splitreel.errors import (
-    CheckpointError,
-    ClusterError,
-    ClusterUnreachable,
-    ConfigError,
-    GeometryMismatch,
-    IncompleteCheckpoint,
-    InvalidPayload,
-    InvalidRequest,
-    MissingComponent,
-    PlacementError,
-    QueueFull,
-    RequestCancelled,
-    RequestError,
-    RequestTimeout,
-    SchemaMismatch,
-    SplitreelError,
-    StageError,
-    VersionMismatch,
-    WireError,
-    WorkerLost,
-    WorkerNotReady,
-)
-from splitreel.media import Sound
-from splitreel.request import (
-    AudioReference,
-    Effective,
-    GenerateRequest,
-    GenerateResult,
-    ImageReference,
-    StageTiming,
-    VideoReference,
-)
-from splitreel.session import JobHandle, Session
+The names below are imported when they are first used: torch and diffusers take seconds, and `splitreel --help`, or a
+program that only reads a config, needs neither.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from splitreel.version import __version__
+
+if TYPE_CHECKING:
+    from splitreel.config import Config, load_config
+    from splitreel.errors import (
+        CheckpointError,
+        ClusterError,
+        ClusterUnreachable,
+        ConfigError,
+        GeometryMismatch,
+        IncompleteCheckpoint,
+        InvalidPayload,
+        InvalidRequest,
+        MissingComponent,
+        PlacementError,
+        QueueFull,
+        RequestCancelled,
+        RequestError,
+        RequestTimeout,
+        SchemaMismatch,
+        SplitreelError,
+        StageError,
+        VersionMismatch,
+        WireError,
+        WorkerLost,
+        WorkerNotReady,
+    )
+    from splitreel.media import Sound
+    from splitreel.request import (
+        AudioReference,
+        Effective,
+        GenerateRequest,
+        GenerateResult,
+        ImageReference,
+        StageTiming,
+        VideoReference,
+    )
+    from splitreel.session import JobHandle, Session
+
+# Where each name lives. `__all__`, the imports above and this table are held equal by tests/unit/test_public_names.py.
+_MODULES = {
+    "Config": "splitreel.config",
+    "load_config": "splitreel.config",
+    "CheckpointError": "splitreel.errors",
+    "ClusterError": "splitreel.errors",
+    "ClusterUnreachable": "splitreel.errors",
+    "ConfigError": "splitreel.errors",
+    "GeometryMismatch": "splitreel.errors",
+    "IncompleteCheckpoint": "splitreel.errors",
+    "InvalidPayload": "splitreel.errors",
+    "InvalidRequest": "splitreel.errors",
+    "MissingComponent": "splitreel.errors",
+    "PlacementError": "splitreel.errors",
+    "QueueFull": "splitreel.errors",
+    "RequestCancelled": "splitreel.errors",
+    "RequestError": "splitreel.errors",
+    "RequestTimeout": "splitreel.errors",
+    "SchemaMismatch": "splitreel.errors",
+    "SplitreelError": "splitreel.errors",
+    "StageError": "splitreel.errors",
+    "VersionMismatch": "splitreel.errors",
+    "WireError": "splitreel.errors",
+    "WorkerLost": "splitreel.errors",
+    "WorkerNotReady": "splitreel.errors",
+    "Sound": "splitreel.media",
+    "AudioReference": "splitreel.request",
+    "Effective": "splitreel.request",
+    "GenerateRequest": "splitreel.request",
+    "GenerateResult": "splitreel.request",
+    "ImageReference": "splitreel.request",
+    "StageTiming": "splitreel.request",
+    "VideoReference": "splitreel.request",
+    "JobHandle": "splitreel.session",
+    "Session": "splitreel.session",
+}
 
 __all__ = [
     "AudioReference",
@@ -73,3 +121,16 @@ __all__ = [
     "__version__",
     "load_config",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    module = _MODULES.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -21,13 +21,15 @@ from splitreel.engine.backend import WorkerHealth
 from splitreel.engine.engine import Deadlines, Engine
 from splitreel.engine.job import Film, Job, JobStatus
 from splitreel.engine.scheduler import Limits
-from splitreel.errors import ConfigError, RequestTimeout
+from splitreel.errors import ConfigError, InvalidRequest, RequestTimeout
 from splitreel.h3.films import film_contents
-from splitreel.h3.geometry import Geometry
+from splitreel.h3.geometry import Geometry, read_geometry
 from splitreel.h3.media import prepare
 from splitreel.h3.model import MiniMaxH3
+from splitreel.h3.tiny import make_tiny
 from splitreel.observe.progress import LoadProgress, Progress
 from splitreel.request import Effective, GenerateRequest, GenerateResult, StageTiming
+from splitreel.roles.checkpoint import open_checkpoint
 from splitreel.wire import Packed, Payload, pack, unpack
 
 T = TypeVar("T")
@@ -63,8 +65,9 @@ class Session:
                 stop=settings.lost_after,
             ),
         )
+        self._opening: asyncio.Task[None] | None = None
         try:
-            self._wait(self._engine.start(on_load or (lambda progress: None)))
+            self._wait(self._open(on_load or (lambda progress: None)))
             self.geometry = Geometry.from_dict(dict(self._engine.backend.geometry))
         except BaseException:
             self.close()
@@ -127,16 +130,15 @@ class Session:
                         window.append(error)
                 if not window:
                     return
-                job = window.pop(0)
-                if isinstance(job, Exception):
-                    yield job
-                    continue
+                job = window[0]
                 try:
-                    result: GenerateResult | Exception = job.result()
+                    result: GenerateResult | Exception = job if isinstance(job, Exception) else job.result()
                 except Exception as error:
                     if not return_errors:
                         raise
                     result = error
+                # Only now: an interrupt while waiting cancels this one as well.
+                window.pop(0)
                 yield result
         finally:
             for left in window:
@@ -153,7 +155,7 @@ class Session:
             return
         self._closed = True
         try:
-            asyncio.run_coroutine_threadsafe(self._engine.close(), self._loop).result(timeout=60)
+            asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(timeout=60)
         finally:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(timeout=10)
@@ -167,6 +169,17 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    async def _open(self, on_load: OnLoad) -> None:
+        self._opening = asyncio.ensure_future(self._engine.start(on_load))
+        await self._opening
+
+    async def _end(self) -> None:
+        if self._opening is not None and not self._opening.done():
+            # An interrupt while roles load: what was started so far is ended by the start itself.
+            self._opening.cancel()
+            await asyncio.wait({self._opening}, timeout=30)
+        await self._engine.close()
 
     # Between threads ----------------------------------------------------------------------------------------------------
 
@@ -271,7 +284,9 @@ class AsyncSession:
                     window.append(await self.submit(request, on_progress=on_progress))
                 if not window:
                     return
-                yield await self.result(window.pop(0))
+                result = await self.result(window[0])
+                window.pop(0)
+                yield result
         finally:
             for left in window:
                 left.cancel()
@@ -287,6 +302,26 @@ class AsyncSession:
     async def _hand_over(self, work: Coroutine[Any, Any, T]) -> T:
         handed: Future[T] = asyncio.run_coroutine_threadsafe(work, self._session._loop)
         return await asyncio.wrap_future(handed)
+
+
+def preflight(config: Config, requests: Sequence[GenerateRequest]) -> list[Effective | InvalidRequest] | None:
+    """What each request would make, or why it is refused, without opening a session.
+
+    None when the model's geometry cannot be known here: a hub id, whose files are the workers'. Reads the checkpoint's
+    configuration files (`tiny` is made and cached first) and the requests' media. Raises CheckpointError.
+    """
+    located = MiniMaxH3().locate(config.model.path)
+    if not os.path.isdir(os.path.expanduser(located)) or any(role.model_path for role in config.roles.values()):
+        return None
+    workflows = config.model.workflows
+    geometry = read_geometry(open_checkpoint(located, components=()), workflows)
+    found: list[Effective | InvalidRequest] = []
+    for request in requests:
+        try:
+            found.append(prepare(request, geometry, workflows)[0])
+        except InvalidRequest as error:
+            found.append(error)
+    return found
 
 
 def film_result(request_id: str, effective: Effective, film: Film) -> GenerateResult:
@@ -305,4 +340,4 @@ def film_result(request_id: str, effective: Effective, film: Film) -> GenerateRe
     )
 
 
-__all__ = ["AsyncSession", "JobHandle", "RequestTimeout", "Session", "film_result"]
+__all__ = ["AsyncSession", "JobHandle", "RequestTimeout", "Session", "film_result", "make_tiny", "preflight"]

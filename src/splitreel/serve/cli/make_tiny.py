@@ -1,0 +1,42 @@
+"""`splitreel make-tiny`: a checkpoint of random weights to try and test with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from splitreel.serve.cli.codes import EXIT_CODES
+from splitreel.serve.cli.logs import Verbose, set_verbosity
+
+EPILOG = f"""Examples:
+
+splitreel make-tiny models/tiny
+
+splitreel make-tiny models/other --geometry other --size small --dtype bfloat16
+
+{EXIT_CODES}"""
+
+
+def make_tiny(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write it: a new or empty folder.")],
+    geometry: Annotated[
+        Literal["released", "other"],
+        typer.Option(help="The released model's ratios, channels and rates, or others (to find what is hard-wired)."),
+    ] = "released",
+    size: Annotated[
+        Literal["tiny", "small", "medium"], typer.Option(help="How heavy: a CPU runs tiny in seconds.")
+    ] = "tiny",
+    dtype: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Of the weights on disk.")] = "float32",
+    seed: Annotated[int, typer.Option(min=0, help="Of the random weights.")] = 0,
+    verbose: Verbose = 0,
+) -> None:
+    """Write a checkpoint in the released layout with random weights: its films are noise, made in seconds on a CPU.
+
+    A folder that holds the same checkpoint already is left as it is; one that holds anything else is refused.
+    """
+    set_verbosity(verbose)
+    from splitreel.session import make_tiny as make
+
+    print(make(directory, geometry=geometry, size=size, dtype=dtype, seed=seed))
