@@ -4,8 +4,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# pip takes torch's CPU or CUDA build as PyPI offers it for this machine: CUDA on x86-64 Linux and, from torch 2.11,
-# on aarch64 (GB10) as well; CPU on macOS. TORCH_INDEX overrides, e.g. TORCH_INDEX=https://download.pytorch.org/whl/cpu
+# pip takes the build of torch that suits this machine: with CUDA 13 on Linux, x86-64 and aarch64 (GB10) alike, which
+# runs on the CPU as well; without on macOS. TORCH_INDEX=URL adds another package index to take torch from.
 PIP := $(BIN)/python -m pip install --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
 .PHONY: help demo test check format clean

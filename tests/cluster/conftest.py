@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from clockwork import Clockwork
 from splitreel.cluster.embedded import EmbeddedCluster, EmbeddedNode

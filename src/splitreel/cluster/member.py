@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import ray
-from ray.exceptions import ActorUnschedulableError, RayActorError, RayError
+from ray.exceptions import ActorUnschedulableError, OutOfMemoryError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from splitreel.cluster.actor import WorkerActor
@@ -258,7 +258,7 @@ def reason(error: BaseException) -> str:
     if isinstance(error, SplitreelError):
         return error.message
     text = str(error)
-    if ("memory" in text.lower() and "oom" in text.lower()) or "OutOfMemory" in type(error).__name__:
+    if isinstance(error, OutOfMemoryError) or "running low on memory" in text:
         return (
             "Ray's memory monitor killed it because the node ran out of memory. Free memory there, use a smaller dtype, or "
             "set RAY_memory_usage_threshold (or RAY_memory_monitor_refresh_ms=0) where Ray is started."

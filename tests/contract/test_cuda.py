@@ -1,0 +1,37 @@
+"""Parity on a CUDA device. Runs where one is; elsewhere it is skipped, and listed in docs/gpu-checklist.md."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from configs import roles_config
+from diffusers import MiniMaxH3Blocks
+
+from splitreel import GenerateRequest, Session
+from splitreel.h3.tiny import cached_tiny
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_split_equals_unsplit_on_cuda(dtype: str) -> None:
+    root = cached_tiny()
+    role = {"device": "cuda", "dtype": dtype, "num_gpus": 0.0}
+    with Session(roles_config("local", str(root), encoder_decoder=role, dit=role)) as session:
+        result = session.generate(GenerateRequest(prompt="A lake.", steps=3, seed=5, output="tensor"))
+    pipeline = MiniMaxH3Blocks().get_workflow("t2va").init_pipeline(str(root))
+    pipeline.load_components(pretrained_model_name_or_path=str(root), dtype=getattr(torch, dtype))
+    pipeline.to("cuda")
+    state = pipeline(
+        prompt="A lake.",
+        num_frames=124,
+        num_inference_steps=3,
+        generator=torch.Generator("cpu").manual_seed(5),
+        output_type="pt",
+    )
+    np.testing.assert_array_equal(result.tensor, state.get("videos")[0].float().cpu().numpy())
+    np.testing.assert_array_equal(result.waveform, state.get("audio")[0].float().cpu().numpy())
