@@ -264,4 +264,7 @@ def reason(error: BaseException) -> str:
             "set RAY_memory_usage_threshold (or RAY_memory_monitor_refresh_ms=0) where Ray is started."
         )
     lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if "raised in its creation task" in text:
+        # Only what the process needs in order to start at all runs there; the words that matter come last.
+        return f"its process could not start: {lines[-1][:500]}. See that splitreel is installed there as it is here."
     return f"{type(error).__name__}: {' '.join(lines[:2])[:500]}"
