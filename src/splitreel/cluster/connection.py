@@ -88,7 +88,8 @@ def _actors_by_node() -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for row in ray_state.actors().values():
         if row["State"] == "ALIVE":
-            shown = f"{row['ActorClassName']} (pid {row['Pid']}, job {row['JobID']})"
+            name = row["ActorClassName"].rpartition(".")[2]
+            shown = f"{name} (pid {row['Pid']}, job {row['JobID']})"
             found.setdefault(row["Address"]["NodeID"], []).append(shown)
     return found
 
