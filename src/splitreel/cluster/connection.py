@@ -46,6 +46,7 @@ class Connection:
                     free_gpus=free.get(row["NodeID"], {}).get("GPU", 0.0),
                     labels=dict(row.get("Labels") or {}),
                     holders=tuple(holders.get(row["NodeID"], ())),
+                    ports=(row["NodeManagerPort"], row["ObjectManagerPort"]),
                 )
             )
         heads = {row["NodeID"] for row in ray.nodes() if "node:__internal_head__" in row["Resources"]}  # type: ignore[no-untyped-call]
