@@ -23,7 +23,7 @@ from splitreel.cluster.embedded import RAY_START, SOURCES, UP
 pytestmark = [pytest.mark.timeout(180)]
 
 HERE = Path(__file__).parent
-PORT = 6379
+PORT, OBJECTS = 6379, 7001  # of the head
 
 
 def ip(*arguments: str) -> None:
@@ -97,8 +97,22 @@ class Cable:
                 self.b.ip("rule", "del", "pref", preference)
 
 
+    @contextmanager
+    def objects_do_not_leave_a(self) -> Iterator[None]:
+        """B's requests for objects of A are dropped at A."""
+        self.a.ip("rule", "add", "pref", "20", "iif", self.a.device, "ipproto", "tcp", "dport", str(OBJECTS), "blackhole")
+        self.a.ip("rule", "add", "pref", "30", "lookup", "local")
+        self.a.ip("rule", "del", "pref", "0")
+        try:
+            yield
+        finally:
+            self.a.ip("rule", "add", "pref", "0", "lookup", "local")
+            for preference in ("20", "30"):
+                self.a.ip("rule", "del", "pref", preference)
+
+
 def start_node(side: Side, number: int, address: str, folder: Path, environment: dict[str, str]) -> None:
-    join = [f"--address=10.77.0.1:{PORT}"] if number else ["--head", f"--port={PORT}"]
+    join = [f"--address=10.77.0.1:{PORT}"] if number else ["--head", f"--port={PORT}", f"--object-manager-port={OBJECTS}"]
     command = [
         *RAY_START,
         f"--temp-dir={folder / str(number)}",
@@ -182,6 +196,16 @@ def test_a_link_that_lets_only_the_head_through(cable: Cable) -> None:
     assert found["error"] == "ClusterError"
     assert "driver → dit (10.77.0.2)" in found["message"]
     assert found["seconds"] < 10
+
+
+def test_a_link_on_which_payloads_do_not_arrive(cable: Cable) -> None:
+    """Calls pass, payloads do not: either way, the head's object port takes part."""
+    with cable.objects_do_not_leave_a():
+        found = cable.drive("stuck")
+    assert found["error"] == "ClusterError"
+    assert "encoder_decoder → dit (10.77.0.2): nothing arrived" in found["message"]
+    assert "dit → encoder_decoder (10.77.0.1): nothing arrived" in found["message"]
+    assert found["seconds"] < 20
 
 
 def test_a_link_that_goes_down(cable: Cable) -> None:
