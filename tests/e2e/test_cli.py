@@ -237,13 +237,13 @@ def test_one_film_of_a_checkpoint_made_before(folder: Path) -> None:
 
 
 def test_a_batch_as_json_goes_on_after_a_failure(folder: Path) -> None:
-    """The second film cannot be written: its name became a directory meanwhile."""
+    """The second film cannot be written: its name became a directory meanwhile. A full queue is waited for."""
     (folder / "prompts.jsonl").write_text(
         '{"prompt": "one"}\n{"prompt": "two"}\n\n{"prompt": "three", "steps": 2, "seed": 5, "seconds": 5.5}\n'
     )
     with started(
         folder, "generate", "--prompts", "prompts.jsonl", "--json", "--steps", "3", "--seed", "40", "--num-frames", "124",
-        "--output", "out/lake.mp4", until="checking the model's files",
+        "--set", "engine.max_waiting=0", "--output", "out/lake.mp4", until="checking the model's files",
     ) as process:  # fmt: skip
         (folder / "out/lake-0002.mp4").mkdir(parents=True)
         stdout, stderr = process.communicate(timeout=120)
