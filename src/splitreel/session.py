@@ -21,7 +21,7 @@ from splitreel.engine.backend import WorkerHealth
 from splitreel.engine.engine import Deadlines, Engine
 from splitreel.engine.job import Film, Job, JobStatus
 from splitreel.engine.scheduler import Limits
-from splitreel.errors import ConfigError, InvalidRequest, RequestTimeout
+from splitreel.errors import ConfigError, InvalidRequest, QueueFull, RequestTimeout
 from splitreel.h3.films import film_contents
 from splitreel.h3.geometry import Geometry, read_geometry
 from splitreel.h3.media import prepare
@@ -119,12 +119,20 @@ class Session:
         """
         source = iter(requests)
         window: list[JobHandle | Exception] = []
+        held_back: GenerateRequest | None = None
         try:
             while True:
-                while len(window) < 2 * self.config.max_in_flight and (request := next(source, None)) is not None:
+                while (
+                    len(window) < 2 * self.config.max_in_flight
+                    and (request := held_back or next(source, None)) is not None
+                ):
+                    held_back = None
                     try:
                         window.append(self.submit(request, on_progress=on_progress))
                     except Exception as error:
+                        if isinstance(error, QueueFull) and window:
+                            held_back = request  # its turn comes when one of ours has ended
+                            break
                         if not return_errors:
                             raise
                         window.append(error)
@@ -277,11 +285,19 @@ class AsyncSession:
         """As `Session.stream`; closing the iterator cancels what is left."""
         source = iter(requests)
         window: list[JobHandle] = []
+        held_back: GenerateRequest | None = None
         try:
             while True:
                 limit = 2 * self._session.config.max_in_flight
-                while len(window) < limit and (request := next(source, None)) is not None:
-                    window.append(await self.submit(request, on_progress=on_progress))
+                while len(window) < limit and (request := held_back or next(source, None)) is not None:
+                    held_back = None
+                    try:
+                        window.append(await self.submit(request, on_progress=on_progress))
+                    except QueueFull:
+                        if not window:
+                            raise
+                        held_back = request
+                        break
                 if not window:
                     return
                 result = await self.result(window[0])

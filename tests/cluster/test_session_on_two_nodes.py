@@ -43,11 +43,14 @@ def test_two_nodes_each_with_its_own_components(tmp_path: Path) -> None:
         encoder_decoder={"model_path": str(copies["encoder_decoder"])},
         dit={"model_path": str(copies["dit"])},
     )
-    with watching(copies["encoder_decoder"]) as opened_by_a, watching(copies["dit"]) as opened_by_b:
-        with Session(config) as session:
-            health = {worker.role: worker for worker in session.health()}
-            result = session.generate(request())
-            files = session.generate(request()).save(tmp_path / "film.mp4")
+    with (
+        watching(copies["encoder_decoder"]) as opened_by_a,
+        watching(copies["dit"]) as opened_by_b,
+        Session(config) as session,
+    ):
+        health = {worker.role: worker for worker in session.health()}
+        result = session.generate(request())
+        files = session.generate(request()).save(tmp_path / "film.mp4")
     assert set(health["encoder_decoder"].components) == {"audio_vae", "processor", "text_encoder", "tokenizer", "vae"}
     assert set(health["dit"].components) == {"transformer", "scheduler", "audio_scheduler"}
     assert health["encoder_decoder"].node_id != health["dit"].node_id

@@ -44,13 +44,14 @@ def make_films(config: Config, orders: list[Order], *, as_json: bool) -> int:
                 display.say("closing the session")
             return code
     except Interrupted as interrupt:
-        if len(orders) > 1:
-            interrupt.line = (
-                f"{interrupt.line[:-1]}: {done} of {len(orders)} films had ended, the others were cancelled."
-            )
-        else:
-            interrupt.line = f"{interrupt.line[:-1]}: the film was cancelled."
+        interrupt.line = f"{interrupt.line[:-1]}: {_left(done, len(orders))}."
         raise
+
+
+def _left(done: int, total: int) -> str:
+    if done == total:
+        return "all films had ended"
+    return "the film was cancelled" if total == 1 else f"{done} of {total} films had ended, the others were cancelled"
 
 
 def _opening(config: Config) -> str:

@@ -59,7 +59,7 @@ def generate(
         ),
     ] = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the output if it exists.", rich_help_panel=_WHAT)
+        bool, typer.Option("--overwrite", metavar="", help="Replace the output if it exists.", rich_help_panel=_WHAT)
     ] = False,
     image: Annotated[
         Path | None,
@@ -121,7 +121,7 @@ def generate(
         ),
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object per film on stdout, and nothing else there.")
+        bool, typer.Option("--json", metavar="", help="One JSON object per film on stdout, and nothing else there.")
     ] = False,
     verbose: Verbose = 0,
 ) -> None:
