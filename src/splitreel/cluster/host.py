@@ -53,6 +53,9 @@ class WorkerFacts:
     fingerprint: str
     schema: tuple[int, int]
     versions: dict[str, str]
+    device: str = "cpu"
+    memory_needed: dict[str, int] = field(default_factory=dict)
+    memory_free: int = 0
 
 
 @dataclass(frozen=True)
@@ -143,6 +146,9 @@ class WorkerHost:
                 fingerprint=geometry.fingerprint,
                 schema=self._model.schema,
                 versions=versions(),
+                device=self._spec.device,
+                memory_needed=self._role.memory_needed(),
+                memory_free=self._role.memory_free(),
             )
 
         return self._reply(work)
