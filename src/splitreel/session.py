@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterat
 from concurrent.futures import Future
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, overload
 
 from splitreel.cluster.backends import make_backend
 from splitreel.config import Config, load_config
@@ -26,6 +26,7 @@ from splitreel.h3.films import film_contents
 from splitreel.h3.geometry import Geometry, read_geometry
 from splitreel.h3.media import prepare
 from splitreel.h3.model import MiniMaxH3
+from splitreel.h3.rules import check_references, check_workflow
 from splitreel.h3.tiny import make_tiny
 from splitreel.observe.progress import LoadProgress, Progress
 from splitreel.request import Effective, GenerateRequest, GenerateResult, StageTiming
@@ -104,6 +105,20 @@ class Session:
         except BaseException:
             job.cancel()
             raise
+
+    @overload
+    def stream(
+        self,
+        requests: Iterable[GenerateRequest],
+        *,
+        on_progress: OnProgress | None = None,
+        return_errors: Literal[False] = False,
+    ) -> Iterator[GenerateResult]: ...
+
+    @overload
+    def stream(
+        self, requests: Iterable[GenerateRequest], *, on_progress: OnProgress | None = None, return_errors: bool
+    ) -> Iterator[GenerateResult | Exception]: ...
 
     def stream(
         self,
@@ -320,21 +335,27 @@ class AsyncSession:
         return await asyncio.wrap_future(handed)
 
 
-def preflight(config: Config, requests: Sequence[GenerateRequest]) -> list[Effective | InvalidRequest] | None:
+def preflight(config: Config, requests: Sequence[GenerateRequest]) -> list[Effective | InvalidRequest | None]:
     """What each request would make, or why it is refused, without opening a session.
 
-    None when the model's geometry cannot be known here: a hub id, whose files are the workers'. Reads the checkpoint's
-    configuration files (`tiny` is made and cached first) and the requests' media. Raises CheckpointError.
+    None in place of what only a session can tell, because the model's geometry cannot be known here: a hub id, whose
+    files are the workers'. Workflow and references are checked nevertheless. Reads the checkpoint's configuration files
+    (`tiny` is made and cached first) and the requests' media. Raises CheckpointError.
     """
-    located = MiniMaxH3().locate(config.model.path)
-    if not os.path.isdir(os.path.expanduser(located)) or any(role.model_path for role in config.roles.values()):
-        return None
     workflows = config.model.workflows
-    geometry = read_geometry(open_checkpoint(located, components=()), workflows)
-    found: list[Effective | InvalidRequest] = []
+    located = MiniMaxH3().locate(config.model.path)
+    geometry = None
+    if os.path.isdir(os.path.expanduser(located)) and not any(role.model_path for role in config.roles.values()):
+        geometry = read_geometry(open_checkpoint(located, components=()), workflows)
+    found: list[Effective | InvalidRequest | None] = []
     for request in requests:
         try:
-            found.append(prepare(request, geometry, workflows)[0])
+            if geometry is not None:
+                found.append(prepare(request, geometry, workflows)[0])
+            else:
+                check_workflow(request, workflows)
+                check_references(request)
+                found.append(None)
         except InvalidRequest as error:
             found.append(error)
     return found

@@ -128,6 +128,7 @@ REFUSALS: list[tuple[str, list[str], str]] = [
     ("output under a file", [*PROMPT, "--output", "notes.txt/lake.mp4"], "expected a place where a file can be written"),
     ("output in no place", [*PROMPT, "--output", "/proc/none/lake.mp4"], "expected a place where a file can be written"),
     ("output exists", [*PROMPT, "--output", "old.mp4"], "--output: expected a free name, found old.mp4. Choose another one, or give --overwrite"),
+    ("output is an input", [*PROMPT, "--image", "first.png", "--reference", "video:old.mp4", "--output", "old.mp4", "--overwrite"], "--output: old.mp4 is an input of its own film"),
     ("no prompts file", ["--prompts", "none.txt"], "--prompts: expected a text file"),
 ]  # fmt: skip
 
@@ -201,6 +202,15 @@ def test_the_models_rules_refuse_before_a_cluster_is_started(folder: Path) -> No
     assert files(folder) == before
 
 
+def test_a_hub_model_is_not_loaded_for_a_workflow_it_is_not_asked_to_serve(folder: Path) -> None:
+    """The geometry of a hub id is not known here, but its deployment's workflows are."""
+    hub = ["--set", "model.path=someone/some-model", "--set", "model.workflow=t2va"]
+    done = splitreel(folder, "generate", *PROMPT, "--image", "first.png", *hub)
+    assert done.returncode == 2
+    assert "error: workflow: this deployment serves t2va" in done.stderr
+    assert "checking the model's files" not in done.stderr
+
+
 def test_a_broken_checkpoint_is_code_3(folder: Path) -> None:
     (folder / "model").mkdir()
     done = splitreel(folder, "generate", *PROMPT, "--set", "model.path=model")
@@ -223,6 +233,7 @@ def test_one_film_of_a_checkpoint_made_before(folder: Path) -> None:
     facts = film_facts(folder / "new/folder/lake.mp4")
     assert (facts.fps, facts.sample_rate, facts.channels) == (24.0, 24000, 2)
     assert files(folder / "new") == {"folder", "folder/lake.mp4"}
+    assert splitreel(folder, "make-tiny", "notes.txt/tiny").returncode == 2
     first, *rest = done.stdout.splitlines()
     assert first.startswith("new/folder/lake.mp4  ")
     assert rest[0].startswith(f"  {facts.frames} frames at 24 fps = {facts.video_seconds:.3f} s, {facts.width} wide")

@@ -95,6 +95,9 @@ def place_orders(
             )
     for order in orders:
         check_output(order.target)
+        for _, _, source in _media(order.request):
+            if os.path.exists(order.target) and os.path.exists(source) and os.path.samefile(order.target, source):
+                raise Refused(f"--output: {order.target} is an input of its own film. Choose another name.")
     refuse_bad({order.request.request_id: error for order in orders if (error := _media_error(order))}, orders)
     return orders
 
