@@ -70,9 +70,11 @@ class Failure:
     @classmethod
     def of(cls, error: BaseException) -> Failure:
         """Describe an exception."""
+        frames = traceback.extract_tb(error.__traceback__)
+        where = f"in {frames[-1].name}, {frames[-1].filename}:{frames[-1].lineno}" if frames else "without words"
         return cls(
             error_type=type(error).__name__,
-            message=str(error),
+            message=str(error) or where,
             remote_traceback="".join(traceback.format_exception(error)),
             error=error if isinstance(error, SplitreelError) else None,
         )
