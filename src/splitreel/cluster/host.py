@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from splitreel.config import RoleSpec
 from splitreel.engine.backend import StageReceipt, WorkerHealth
-from splitreel.errors import CheckpointError, RequestCancelled, SplitreelError, StageError, WorkerNotReady
+from splitreel.errors import RequestCancelled, SplitreelError, StageError, WorkerNotReady
 from splitreel.observe.progress import LoadProgress, Progress
 from splitreel.request import Stage
 from splitreel.roles.control import StageControl
