@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterat
 from concurrent.futures import Future
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, overload
 
 from splitreel.cluster.backends import make_backend
 from splitreel.config import Config, load_config
@@ -21,11 +21,12 @@ from splitreel.engine.backend import WorkerHealth
 from splitreel.engine.engine import Deadlines, Engine
 from splitreel.engine.job import Film, Job, JobStatus
 from splitreel.engine.scheduler import Limits
-from splitreel.errors import ConfigError, InvalidRequest, RequestTimeout
+from splitreel.errors import ConfigError, InvalidRequest, QueueFull, RequestTimeout
 from splitreel.h3.films import film_contents
 from splitreel.h3.geometry import Geometry, read_geometry
 from splitreel.h3.media import prepare
 from splitreel.h3.model import MiniMaxH3
+from splitreel.h3.rules import check_references, check_workflow
 from splitreel.h3.tiny import make_tiny
 from splitreel.observe.progress import LoadProgress, Progress
 from splitreel.request import Effective, GenerateRequest, GenerateResult, StageTiming
@@ -105,6 +106,20 @@ class Session:
             job.cancel()
             raise
 
+    @overload
+    def stream(
+        self,
+        requests: Iterable[GenerateRequest],
+        *,
+        on_progress: OnProgress | None = None,
+        return_errors: Literal[False] = False,
+    ) -> Iterator[GenerateResult]: ...
+
+    @overload
+    def stream(
+        self, requests: Iterable[GenerateRequest], *, on_progress: OnProgress | None = None, return_errors: bool
+    ) -> Iterator[GenerateResult | Exception]: ...
+
     def stream(
         self,
         requests: Iterable[GenerateRequest],
@@ -119,12 +134,20 @@ class Session:
         """
         source = iter(requests)
         window: list[JobHandle | Exception] = []
+        held_back: GenerateRequest | None = None
         try:
             while True:
-                while len(window) < 2 * self.config.max_in_flight and (request := next(source, None)) is not None:
+                while (
+                    len(window) < 2 * self.config.max_in_flight
+                    and (request := held_back or next(source, None)) is not None
+                ):
+                    held_back = None
                     try:
                         window.append(self.submit(request, on_progress=on_progress))
                     except Exception as error:
+                        if isinstance(error, QueueFull) and window:
+                            held_back = request  # its turn comes when one of ours has ended
+                            break
                         if not return_errors:
                             raise
                         window.append(error)
@@ -277,11 +300,19 @@ class AsyncSession:
         """As `Session.stream`; closing the iterator cancels what is left."""
         source = iter(requests)
         window: list[JobHandle] = []
+        held_back: GenerateRequest | None = None
         try:
             while True:
                 limit = 2 * self._session.config.max_in_flight
-                while len(window) < limit and (request := next(source, None)) is not None:
-                    window.append(await self.submit(request, on_progress=on_progress))
+                while len(window) < limit and (request := held_back or next(source, None)) is not None:
+                    held_back = None
+                    try:
+                        window.append(await self.submit(request, on_progress=on_progress))
+                    except QueueFull:
+                        if not window:
+                            raise
+                        held_back = request
+                        break
                 if not window:
                     return
                 result = await self.result(window[0])
@@ -304,21 +335,27 @@ class AsyncSession:
         return await asyncio.wrap_future(handed)
 
 
-def preflight(config: Config, requests: Sequence[GenerateRequest]) -> list[Effective | InvalidRequest] | None:
+def preflight(config: Config, requests: Sequence[GenerateRequest]) -> list[Effective | InvalidRequest | None]:
     """What each request would make, or why it is refused, without opening a session.
 
-    None when the model's geometry cannot be known here: a hub id, whose files are the workers'. Reads the checkpoint's
-    configuration files (`tiny` is made and cached first) and the requests' media. Raises CheckpointError.
+    None in place of what only a session can tell, because the model's geometry cannot be known here: a hub id, whose
+    files are the workers'. Workflow and references are checked nevertheless. Reads the checkpoint's configuration files
+    (`tiny` is made and cached first) and the requests' media. Raises CheckpointError.
     """
-    located = MiniMaxH3().locate(config.model.path)
-    if not os.path.isdir(os.path.expanduser(located)) or any(role.model_path for role in config.roles.values()):
-        return None
     workflows = config.model.workflows
-    geometry = read_geometry(open_checkpoint(located, components=()), workflows)
-    found: list[Effective | InvalidRequest] = []
+    located = MiniMaxH3().locate(config.model.path)
+    geometry = None
+    if os.path.isdir(os.path.expanduser(located)) and not any(role.model_path for role in config.roles.values()):
+        geometry = read_geometry(open_checkpoint(located, components=()), workflows)
+    found: list[Effective | InvalidRequest | None] = []
     for request in requests:
         try:
-            found.append(prepare(request, geometry, workflows)[0])
+            if geometry is not None:
+                found.append(prepare(request, geometry, workflows)[0])
+            else:
+                check_workflow(request, workflows)
+                check_references(request)
+                found.append(None)
         except InvalidRequest as error:
             found.append(error)
     return found

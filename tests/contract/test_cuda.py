@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from configs import roles_config
 from diffusers import MiniMaxH3Blocks
 
+from configs import roles_config
 from splitreel import GenerateRequest, Session
 from splitreel.h3.tiny import cached_tiny
 

@@ -1,4 +1,4 @@
-"""What workers must agree on: every difference is listed, with role and node."""
+"""What workers must agree on: versions, wire schema, geometry, and room in memory."""
 
 from __future__ import annotations
 
@@ -6,48 +6,65 @@ from dataclasses import replace
 
 import pytest
 
-from splitreel.cluster.handshake import compare
+from splitreel.cluster.handshake import check_memory, compare
 from splitreel.cluster.host import NodeFacts, WorkerFacts
-from splitreel.errors import GeometryMismatch, VersionMismatch
+from splitreel.errors import GeometryMismatch, PlacementError, VersionMismatch
 
-VERSIONS = {"python": "3.12", "torch": "2.14.1", "diffusers": "0.42.1", "splitreel": "1.0"}
+VERSIONS = {"python": "3.11", "splitreel": "0.1.0", "torch": "2.14.1", "diffusers": "0.42.1"}
 A = WorkerFacts(
-    "encoder_decoder",
-    "encoder_decoder",
-    NodeFacts("a" * 56, "10.0.0.1"),
-    1,
-    {"fps": 24, "channels": 24},
-    "f1",
-    (1, 0),
-    VERSIONS,
+    worker="encoder_decoder",
+    role="encoder_decoder",
+    node=NodeFacts("a" * 56, "10.0.0.1"),
+    pid=1,
+    geometry={"spatial_ratio": 16, "sample_rate": 32000},
+    fingerprint="f1",
+    schema=(1, 0),
+    versions=VERSIONS,
+    memory_needed={"text_encoder": 67 * 10**9, "vae": 10 * 10**9},
+    memory_free=110 * 10**9,
 )
-B = replace(A, worker="dit", role="dit", node=NodeFacts("b" * 56, "10.0.0.2"))
+B = replace(
+    A, worker="dit", role="dit", node=NodeFacts("b" * 56, "10.0.0.2"), memory_needed={"transformer": 66 * 10**9}
+)
 
 
-def test_equals_agree() -> None:
+def test_equal_workers_pass() -> None:
     compare([A, B], VERSIONS)
-    compare([A, replace(B, schema=(1, 3))], VERSIONS)  # another minor version is tolerated
+    compare([A, replace(B, schema=(1, 4))], VERSIONS)
+    check_memory([A, B])
 
 
 def test_every_difference_is_listed() -> None:
-    other = replace(B, versions={**VERSIONS, "diffusers": "0.43.0", "torch": "2.15.0"}, schema=(2, 0))
+    other = replace(B, versions={**VERSIONS, "diffusers": "0.43.0", "torch": "2.13.0"})
     with pytest.raises(VersionMismatch) as caught:
         compare([A, other], VERSIONS)
-    assert caught.value.differences == [
-        "torch: driver 2.14.1, encoder_decoder on 10.0.0.1 2.14.1, dit on 10.0.0.2 2.15.0",
-        "diffusers: driver 0.42.1, encoder_decoder on 10.0.0.1 0.42.1, dit on 10.0.0.2 0.43.0",
-        "wire schema: encoder_decoder on 10.0.0.1 1.0, dit on 10.0.0.2 2.0",
-    ]
-    assert all(difference in str(caught.value) for difference in caught.value.differences)
+    assert "diffusers: driver 0.42.1, encoder_decoder on 10.0.0.1 0.42.1, dit on 10.0.0.2 0.43.0" in str(caught.value)
+    assert len(caught.value.differences) == 2
+
+
+def test_another_wire_schema() -> None:
+    with pytest.raises(
+        VersionMismatch, match=r"wire schema: encoder_decoder on 10\.0\.0\.1 1\.0, dit on 10\.0\.0\.2 2\.0"
+    ):
+        compare([A, replace(B, schema=(2, 0))], VERSIONS)
+
+
+def test_another_geometry_lists_the_facts_that_differ() -> None:
+    other = replace(B, fingerprint="f2", geometry={"spatial_ratio": 8, "sample_rate": 32000})
+    with pytest.raises(GeometryMismatch, match=r"to differ in spatial_ratio: 16 / 8. Give both the same model"):
+        compare([A, other], VERSIONS)
+
+
+def test_both_roles_on_one_device_must_fit_together() -> None:
+    with pytest.raises(PlacementError) as caught:
+        check_memory([A, replace(B, node=A.node)])
+    message = str(caught.value)
+    assert "memory of cpu on node 10.0.0.1: expected room for 143.0 GB of weights" in message
+    assert "transformer 66.0 GB (dit)" in message
+    assert "found 110.0 GB free" in message
+    check_memory([A, replace(B, node=A.node, device="cuda:1")])
 
 
 def test_the_driver_counts_as_well() -> None:
-    with pytest.raises(VersionMismatch, match=r"splitreel: driver 1\.1, encoder_decoder on 10\.0\.0\.1 1\.0"):
+    with pytest.raises(VersionMismatch, match=r"splitreel: driver 1\.1, encoder_decoder on 10\.0\.0\.1 0\.1\.0"):
         compare([A, B], {**VERSIONS, "splitreel": "1.1"})
-
-
-def test_another_geometry() -> None:
-    other = replace(B, geometry={"fps": 24, "channels": 32}, fingerprint="f2")
-    with pytest.raises(GeometryMismatch, match=r"dit on 10\.0\.0\.2 to differ in channels: 24 / 32") as caught:
-        compare([A, other], VERSIONS)
-    assert (caught.value.role, caught.value.node) == ("dit", "10.0.0.2")

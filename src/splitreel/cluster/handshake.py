@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from splitreel.cluster.host import WorkerFacts
-from splitreel.errors import GeometryMismatch, VersionMismatch
+from splitreel.errors import GeometryMismatch, PlacementError, VersionMismatch
 
 
 def compare(facts: Sequence[WorkerFacts], driver: dict[str, str]) -> None:
@@ -46,3 +46,26 @@ def compare(facts: Sequence[WorkerFacts], driver: dict[str, str]) -> None:
                 node=other.node.name,
                 role=other.role,
             )
+
+
+def check_memory(facts: Sequence[WorkerFacts]) -> None:
+    """Raise PlacementError when the weights of the workers on one device of one node do not fit into what is free there."""
+    devices: dict[tuple[str, str], list[WorkerFacts]] = {}
+    for item in facts:
+        devices.setdefault((item.node.node_id, item.device), []).append(item)
+    for (_, device), sharers in devices.items():
+        needed = sum(sum(item.memory_needed.values()) for item in sharers)
+        free = min(item.memory_free for item in sharers)
+        if needed > free:
+            parts = ", ".join(
+                f"{name} {_gb(size)} ({item.role})" for item in sharers for name, size in item.memory_needed.items()
+            )
+            raise PlacementError(
+                f"memory of {device} on node {sharers[0].node.name}: expected room for {_gb(needed)} of weights ({parts}), "
+                f"found {_gb(free)} free. Move a role to another node, use a smaller dtype, or free memory there.",
+                node=sharers[0].node.name,
+            )
+
+
+def _gb(size: int) -> str:
+    return f"{size / 1e9:.1f} GB"

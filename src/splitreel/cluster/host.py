@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from splitreel.config import RoleSpec
 from splitreel.engine.backend import StageReceipt, WorkerHealth
-from splitreel.errors import CheckpointError, RequestCancelled, SplitreelError, StageError, WorkerNotReady
+from splitreel.errors import RequestCancelled, SplitreelError, StageError, WorkerNotReady
 from splitreel.observe.progress import LoadProgress, Progress
 from splitreel.request import Stage
 from splitreel.roles.control import StageControl
@@ -53,6 +53,9 @@ class WorkerFacts:
     fingerprint: str
     schema: tuple[int, int]
     versions: dict[str, str]
+    device: str = "cpu"
+    memory_needed: dict[str, int] = field(default_factory=dict)
+    memory_free: int = 0
 
 
 @dataclass(frozen=True)
@@ -67,9 +70,11 @@ class Failure:
     @classmethod
     def of(cls, error: BaseException) -> Failure:
         """Describe an exception."""
+        frames = traceback.extract_tb(error.__traceback__)
+        where = f"in {frames[-1].name}, {frames[-1].filename}:{frames[-1].lineno}" if frames else "without words"
         return cls(
             error_type=type(error).__name__,
-            message=str(error),
+            message=str(error) or where,
             remote_traceback="".join(traceback.format_exception(error)),
             error=error if isinstance(error, SplitreelError) else None,
         )
@@ -143,6 +148,9 @@ class WorkerHost:
                 fingerprint=geometry.fingerprint,
                 schema=self._model.schema,
                 versions=versions(),
+                device=self._spec.device,
+                memory_needed=self._role.memory_needed(),
+                memory_free=self._role.memory_free(),
             )
 
         return self._reply("check its files", work)

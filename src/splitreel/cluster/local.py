@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from splitreel.cluster.handshake import compare
+from splitreel.cluster.handshake import check_memory, compare
 from splitreel.cluster.host import NodeFacts, WorkerFacts, WorkerHost, reply_value, versions
 from splitreel.config import Config
 from splitreel.engine.backend import Listener, StageReceipt, WorkerHealth, WorkerInfo
@@ -54,6 +54,7 @@ class LocalBackend:
         replies = await asyncio.gather(*(self._call(name, host.prepare) for name, host in self._hosts.items()))
         self.facts = [reply_value(reply) for reply in replies]
         compare(self.facts, versions())
+        check_memory(self.facts)
         for name in self._hosts:
             self._watchers.append(asyncio.ensure_future(self._watch(name, listener, on_load)))
         for reply in await asyncio.gather(*(self._call(name, host.load) for name, host in self._hosts.items())):

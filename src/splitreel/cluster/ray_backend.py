@@ -16,7 +16,7 @@ import ray
 from ray.exceptions import RayError
 
 from splitreel.cluster.connection import Connection, connect
-from splitreel.cluster.handshake import compare
+from splitreel.cluster.handshake import check_memory, compare
 from splitreel.cluster.host import versions
 from splitreel.cluster.member import Member, as_future, reason
 from splitreel.cluster.placement import Node, Wish, place
@@ -73,7 +73,9 @@ class RayBackend:
         placed = place([member.wish for member in members], nodes)
         await knock(placed, self._config.engine.probe_timeout)
         await _all([member.create(placed[member.name], self._on_event, self._on_lost) for member in members])
-        compare([member.facts for member in members if member.facts is not None], versions())
+        facts = [member.facts for member in members if member.facts is not None]
+        compare(facts, versions())
+        check_memory(facts)
         await probe(members, self._config.engine.probe_timeout)
         await _all([member.load() for member in members])
         self._started = True

@@ -78,6 +78,7 @@ class DenoiseProgram:
             inputs["keyframe_anchors"] = tuple(values["keyframe_anchors"])
         if self._workflow == "ref2va":
             inputs["normalized_references"] = [ReferenceShape(**item) for item in values["references"]]
+        control.step("step", 0, values["steps"] - 1)
         with self._report.reporting(control):
             state = self._pipeline(**inputs)
         tensors = {"latents": state.get("latents"), "audio_latents": state.get("audio_latents")}

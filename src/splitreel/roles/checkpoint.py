@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -75,9 +76,20 @@ class Checkpoint:
                 return [folder / f"{stem}.safetensors"]
         return []
 
-    def weight_bytes(self, component: str) -> int:
-        """Bytes of the component's weight files on disk."""
-        return sum(path.stat().st_size for path in self.weight_files(component))
+    def loaded_bytes(self, component: str, item_size: int) -> int:
+        """What the component's weights take once loaded with `item_size` bytes per floating-point value.
+
+        Read from the safetensors headers. An estimate: libraries keep some modules in float32 whatever is asked.
+        """
+        total = 0
+        for path in self.weight_files(component):
+            header = check_safetensors(path, component=component)
+            for name, entry in header.items():
+                if name != "__metadata__":
+                    begin, end = entry["data_offsets"]
+                    floating = entry["dtype"].startswith(("F", "BF"))
+                    total += math.prod(entry["shape"]) * item_size if floating else end - begin
+        return total
 
     def check(self, needs: Sequence[ComponentFiles]) -> None:
         """Raise unless every file of every component is here and whole. Reads headers only, never weights."""
@@ -125,8 +137,8 @@ class ComponentFiles:
     weights: bool
 
 
-def check_safetensors(path: Path, *, component: str) -> None:
-    """Raise IncompleteCheckpoint unless the file is as long as its own header says."""
+def check_safetensors(path: Path, *, component: str) -> dict[str, Any]:
+    """The file's header; raises IncompleteCheckpoint unless the file is as long as the header says."""
 
     def refuse(expected: str, found: str) -> IncompleteCheckpoint:
         return IncompleteCheckpoint(
@@ -157,6 +169,8 @@ def check_safetensors(path: Path, *, component: str) -> None:
     expected_size = 8 + header_length + data_length
     if size != expected_size:
         raise refuse(f"{expected_size} bytes", f"{size}")
+    checked: dict[str, Any] = header
+    return checked
 
 
 def open_checkpoint(source: str, *, components: Iterable[str], revision: str | None = None) -> Checkpoint:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import psutil
 import torch
 
 from splitreel.config import RoleSpec
@@ -60,6 +61,33 @@ class Role:
         self._checkpoint = checkpoint
         _check_device(self.spec.device)
         return self._geometry
+
+    def memory_needed(self) -> dict[str, int]:
+        """Bytes that each component's weights will take, estimated from file headers after `prepare()`."""
+        checkpoint = self._checkpoint
+        if checkpoint is None:
+            raise RuntimeError("prepare() has not run")
+        return {
+            need.name: checkpoint.loaded_bytes(need.name, self.spec.torch_dtype(need.name).itemsize)
+            for need in self.model.components(self.spec.workflows, self.spec.stages)
+            if need.weights
+        }
+
+    def memory_free(self) -> int:
+        """Free bytes where the weights will go: the device's memory, or the machine's for the CPU.
+
+        Devices that share the machine's memory may not answer ("not supported" on some GB10 drivers); the machine's is
+        taken then.
+        """
+        if self.spec.device.startswith("cuda"):
+            try:
+                free, _ = torch.cuda.mem_get_info(torch.device(self.spec.device))
+            except RuntimeError as error:
+                logger.warning("memory of %s: %s; taking the machine's", self.spec.device, error)
+            else:
+                return free
+        available: int = psutil.virtual_memory().available
+        return available
 
     def load(self, report: Callable[[str, int, int, int, float], None] | None = None) -> None:
         """Load this role's components, and nothing else. Raises MissingComponent with the original cause.

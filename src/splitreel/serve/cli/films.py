@@ -12,7 +12,7 @@ from splitreel.serve.cli.failures import exit_code_of, explain
 from splitreel.serve.cli.inputs import Order, refuse_bad
 from splitreel.serve.cli.report import failure_json, film_json, film_text
 from splitreel.serve.cli.show import make_display
-from splitreel.serve.cli.signals import Interrupted
+from splitreel.serve.cli.signals import Interrupted, retake
 
 
 def make_films(config: Config, orders: list[Order], *, as_json: bool) -> int:
@@ -26,13 +26,13 @@ def make_films(config: Config, orders: list[Order], *, as_json: bool) -> int:
 
             display.say("checking the request" if len(orders) == 1 else f"checking {len(orders)} requests")
             found = preflight(config, [order.request for order in orders])
-            if found is not None:
-                _refuse_invalid(found, orders)
+            _refuse_invalid(found, orders)
             display.say(_opening(config))
             code = OK
             with Session(config, on_load=display.on_load) as session:
+                retake()
                 display.loaded()
-                if found is None:
+                if None in found:
                     _refuse_invalid([_try_check(session.check, order) for order in orders], orders)
                 display.say("making the film" if len(orders) == 1 else f"making {len(orders)} films")
                 requests = (order.request for order in orders)
@@ -44,13 +44,14 @@ def make_films(config: Config, orders: list[Order], *, as_json: bool) -> int:
                 display.say("closing the session")
             return code
     except Interrupted as interrupt:
-        if len(orders) > 1:
-            interrupt.line = (
-                f"{interrupt.line[:-1]}: {done} of {len(orders)} films had ended, the others were cancelled."
-            )
-        else:
-            interrupt.line = f"{interrupt.line[:-1]}: the film was cancelled."
+        interrupt.line = f"{interrupt.line[:-1]}: {_left(done, len(orders))}."
         raise
+
+
+def _left(done: int, total: int) -> str:
+    if done == total:
+        return "all films had ended"
+    return "the film was cancelled" if total == 1 else f"{done} of {total} films had ended, the others were cancelled"
 
 
 def _opening(config: Config) -> str:
@@ -70,7 +71,7 @@ def _try_check(check: Callable[[GenerateRequest], Effective], order: Order) -> E
         return error
 
 
-def _refuse_invalid(found: Sequence[Effective | InvalidRequest], orders: list[Order]) -> None:
+def _refuse_invalid(found: Sequence[Effective | InvalidRequest | None], orders: list[Order]) -> None:
     bad = {
         order.request.request_id: outcome
         for order, outcome in zip(orders, found, strict=True)

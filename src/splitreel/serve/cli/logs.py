@@ -12,7 +12,12 @@ import typer
 Verbose = Annotated[
     int,
     typer.Option(
-        "--verbose", "-v", count=True, show_default=False, help="Log what happens; -vv for every detail and tracebacks."
+        "--verbose",
+        "-v",
+        count=True,
+        metavar="",
+        show_default=False,
+        help="Log what happens; -vv for every detail and tracebacks.",
     ),
 ]
 _LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)

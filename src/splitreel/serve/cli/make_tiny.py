@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from splitreel.serve.cli.codes import EXIT_CODES
+from splitreel.serve.cli.failures import Refused
 from splitreel.serve.cli.logs import Verbose, set_verbosity
 
 EPILOG = f"""Examples:
@@ -39,4 +40,7 @@ def make_tiny(
     set_verbosity(verbose)
     from splitreel.session import make_tiny as make
 
-    print(make(directory, geometry=geometry, size=size, dtype=dtype, seed=seed))
+    try:
+        print(make(directory, geometry=geometry, size=size, dtype=dtype, seed=seed))
+    except OSError as error:
+        raise Refused(f"DIR: expected a place where folders can be written, found {error}. Choose another.") from error

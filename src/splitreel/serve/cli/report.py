@@ -18,9 +18,11 @@ def film_text(order: Order, result: GenerateResult) -> str:
         f"  {made.num_frames} frames at {made.fps:g} fps = {made.seconds:.3f} s, {made.width} wide, {made.height} high, "
         f"stereo at {made.sample_rate / 1000:g} kHz",
         f"  {made.workflow}, {made.steps} sigma points, {made.transformer_calls} transformer calls, seed {made.seed}",
-        f"  took {duration(result.seconds)}: {', '.join(_stage(timing) for timing in result.timings)}",
+        f"  took {duration(result.seconds)} from submission",
+        *(f"    {_stage(timing)}" for timing in result.timings),
+        *(f"  note: {warning}" for warning in made.warnings),
     ]
-    return "\n".join([*lines, *(f"  note: {warning}" for warning in made.warnings)])
+    return "\n".join(lines)
 
 
 def film_json(order: Order, result: GenerateResult) -> str:
@@ -85,7 +87,8 @@ def _identity(order: Order) -> dict[str, Any]:
 
 
 def _stage(timing: StageTiming) -> str:
-    spans = "".join(f", {name} {seconds:.3f} s" for name, seconds in timing.spans)
+    # Spans below a millisecond are in the JSON.
+    spans = "".join(f", {name} {seconds:.3f} s" for name, seconds in timing.spans if seconds >= 0.001)
     return f"{timing.stage} {duration(timing.seconds)} ({timing.worker} on {timing.node}{spans})"
 
 

@@ -104,7 +104,7 @@ class PlainDisplay:
             return
         self._shown[progress.request_id] = (progress.stage, now)
         doing, left = _doing(progress)
-        parts = [doing, f"{duration(progress.seconds)} so far", left] if progress.done else [doing]
+        parts = [doing, f"{duration(progress.seconds)} so far" if progress.done else "", left]
         print(f"{self._names[progress.request_id]}: {', '.join(filter(None, parts))}", file=sys.stderr, flush=True)
 
     def ended(self, request_id: str) -> None:
@@ -171,5 +171,5 @@ def _doing(progress: Progress) -> tuple[str, str]:
     if progress.done >= progress.total:
         following = Stage(progress.stage).following
         return f"{progress.stage} done", f"{following} is next" if following else ""
-    left = f"about {duration(progress.eta)} left" if progress.eta is not None else ""
+    left = f"about {duration(progress.eta)} left" if progress.eta is not None and progress.eta >= 0.5 else ""
     return f"{progress.stage}, {progress.unit} {progress.done} of {progress.total}", left

@@ -44,3 +44,10 @@ def interruptible() -> Iterator[None]:
         for number, handler in taken.items():
             if signal.getsignal(number) is first:
                 signal.signal(number, handler)
+
+
+def retake() -> None:
+    """Put our handlers back on top: Ray installs one beneath Python's that prints a stack on SIGTERM."""
+    for number in _WORDS:
+        if callable(handler := signal.getsignal(number)):
+            signal.signal(number, handler)

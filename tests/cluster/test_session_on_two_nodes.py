@@ -1,0 +1,178 @@
+"""The product as a user has it: a session on an embedded cluster of two nodes, with a tiny checkpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from configs import roles_config
+from opened_files import watching
+from splitreel import GenerateRequest, IncompleteCheckpoint, MissingComponent, RequestCancelled, Session
+from splitreel.h3.tiny import cached_tiny
+from splitreel.media import film_facts
+
+pytestmark = pytest.mark.timeout(180)
+
+
+def request(index: int = 0, **fields: Any) -> GenerateRequest:
+    return GenerateRequest(**{"prompt": f"Lake {index}.", "steps": 3, "seed": index, **fields})
+
+
+def ray_processes() -> list[str]:
+    """Command lines of this process's Ray descendants; a supervisor adopts them, so it is asked for them too."""
+    return [
+        " ".join(child.cmdline()[:3])
+        for child in psutil.Process().children(recursive=True)
+        if child.status() != psutil.STATUS_ZOMBIE
+    ]
+
+
+def test_two_nodes_each_with_its_own_components(tmp_path: Path) -> None:
+    """Each role has its own copy of the checkpoint, so that who opened what is known by where it lies."""
+    copies = {role: tmp_path / role for role in ("encoder_decoder", "dit")}
+    for copy in copies.values():
+        shutil.copytree(cached_tiny(), copy)
+    config = roles_config(
+        "embedded",
+        encoder_decoder={"model_path": str(copies["encoder_decoder"])},
+        dit={"model_path": str(copies["dit"])},
+    )
+    with (
+        watching(copies["encoder_decoder"]) as opened_by_a,
+        watching(copies["dit"]) as opened_by_b,
+        Session(config) as session,
+    ):
+        health = {worker.role: worker for worker in session.health()}
+        result = session.generate(request())
+        files = session.generate(request()).save(tmp_path / "film.mp4")
+    assert set(health["encoder_decoder"].components) == {"audio_vae", "processor", "text_encoder", "tokenizer", "vae"}
+    assert set(health["dit"].components) == {"transformer", "scheduler", "audio_scheduler"}
+    assert health["encoder_decoder"].node_id != health["dit"].node_id
+    assert health["encoder_decoder"].pid != health["dit"].pid
+    assert {worker.loads for worker in health.values()} == {1}
+
+    def weights(opened: set[str]) -> set[str]:
+        return {path.split("/")[0] for path in opened if path.endswith(".safetensors")}
+
+    assert weights(opened_by_a) == {"text_encoder", "vae", "audio_vae"}
+    assert weights(opened_by_b) == {"transformer"}
+    assert "vae/config.json" in opened_by_b, "the DiT role reads the facts of what it does not load"
+
+    facts = film_facts(files)
+    assert (facts.video_codec, facts.fps, facts.frames) == ("h264", 24.0, 124)
+    assert (facts.audio_codec, facts.sample_rate, facts.channels) == ("aac", 32000, 2)
+    assert (facts.video_start, facts.audio_start) == (0.0, 0.0)
+    assert abs(facts.video_seconds - facts.audio_seconds) < 1 / 24
+    assert result.video_bytes is not None
+    assert {timing.stage: timing.worker for timing in result.timings} == {
+        "encode": "encoder_decoder",
+        "denoise": "dit",
+        "decode": "encoder_decoder",
+    }
+    assert ray_processes() == []
+
+
+def test_a_damaged_checkpoint_leaves_nothing_running(tmp_path: Path) -> None:
+    copy = tmp_path / "model"
+    shutil.copytree(cached_tiny(), copy)
+    (copy / "transformer/diffusion_pytorch_model-00002-of-00004.safetensors").unlink()
+    with pytest.raises(
+        IncompleteCheckpoint, match=r"node 127\.0\.0\.\d, role dit, transformer: expected the weights in"
+    ):
+        Session(roles_config("embedded", str(copy)))
+    assert ray_processes() == []
+    shutil.copytree(cached_tiny(), copy, dirs_exist_ok=True)
+    (copy / "audio_vae/config.json").write_text("{")
+    with pytest.raises(MissingComponent, match=r"node 127\.0\.0\.\d, role .*, audio_vae: expected JSON in"):
+        Session(roles_config("embedded", str(copy)))
+    assert ray_processes() == []
+
+
+def test_sync_and_async_streams_and_cancel() -> None:
+    """One session: `stream` in order, leaving it cancels the rest, `aio` on another loop, close twice."""
+    with Session(roles_config("embedded")) as session:
+        plain = [session.generate(request(index)).video_bytes for index in range(3)]
+        assert [result.video_bytes for result in session.stream(request(index) for index in range(3))] == plain  # type: ignore[union-attr]
+
+        pulled = []
+
+        def endless() -> Any:
+            for index in range(1000):
+                pulled.append(index)
+                yield request(index)
+
+        for result in session.stream(endless()):
+            assert result.video_bytes == plain[0]  # type: ignore[union-attr]
+            break
+        assert len(pulled) <= 2 * session.config.max_in_flight + 1
+
+        mixed = list(session.stream([request(0), request(1, num_frames=1), request(2)], return_errors=True))
+        assert [type(item).__name__ for item in mixed] == ["GenerateResult", "InvalidRequest", "GenerateResult"]
+
+        async def elsewhere() -> None:
+            assert (await session.aio.generate(request(1))).video_bytes == plain[1]
+            results = [item.video_bytes async for item in session.aio.stream([request(0), request(2)])]
+            assert results == [plain[0], plain[2]]
+            task = asyncio.create_task(session.aio.generate(request(5, steps=400)))
+            await asyncio.sleep(1.0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert len(await session.aio.health()) == 2
+
+        asyncio.run(elsewhere())
+
+        long = session.submit(request(7, steps=500))
+        steps = []
+        for step in long.progress():
+            steps.append(step)
+            if step.stage == "denoise" and step.done >= 3:
+                long.cancel()
+        assert next(step.total for step in steps if step.stage == "denoise") == 499, "500 points make 499 calls"
+        with pytest.raises(RequestCancelled, match="denoise stopped after step"):
+            long.result()
+        assert session.generate(request(1)).video_bytes == plain[1]
+
+    session.close()
+    with pytest.raises(Exception, match="session: expected an open one"):
+        session.generate(request())
+
+
+@pytest.mark.parametrize(("steps", "calls"), [(2, 1), (5, 4)])
+def test_points_and_calls(local_session: Session, steps: int, calls: int) -> None:
+    seen = []
+    result = local_session.generate(request(steps=steps), on_progress=seen.append)
+    assert result.effective.steps == steps
+    assert result.effective.transformer_calls == calls
+    assert [step.done for step in seen if step.unit == "step"] == list(range(calls + 1))
+
+
+@pytest.fixture(scope="module")
+def local_session() -> Any:
+    with Session(roles_config("local")) as session:
+        yield session
+
+
+def test_frames_come_as_asked(local_session: Session, tmp_path: Path) -> None:
+    result = local_session.generate(request(output="frames"))
+    assert result.frames is not None
+    assert result.waveform is not None
+    assert (result.frames.shape, str(result.frames.dtype)) == ((124, 64, 128, 3), "uint8")
+    assert result.waveform.shape[0] == 2
+    facts = film_facts(result.save(tmp_path / "film.mp4"))
+    assert (facts.frames, facts.channels) == (124, 2)
+    silent = film_facts(result.save(tmp_path / "silent.mp4", sound=False))
+    assert silent.audio_codec is None
+    for fps in (16, 23.976):
+        with pytest.raises(Exception, match="the two would drift apart"):
+            result.save(tmp_path / "other.mp4", fps=fps)
+    began = time.monotonic()
+    mp4 = local_session.generate(request())
+    assert mp4.seconds <= time.monotonic() - began
+    assert abs(len(mp4.video_bytes or b"") - (tmp_path / "film.mp4").stat().st_size) < 2000
