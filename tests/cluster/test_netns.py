@@ -96,11 +96,12 @@ class Cable:
             for preference in ("10", "20", "30"):
                 self.b.ip("rule", "del", "pref", preference)
 
-
     @contextmanager
     def objects_do_not_leave_a(self) -> Iterator[None]:
         """B's requests for objects of A are dropped at A."""
-        self.a.ip("rule", "add", "pref", "20", "iif", self.a.device, "ipproto", "tcp", "dport", str(OBJECTS), "blackhole")
+        self.a.ip(
+            "rule", "add", "pref", "20", "iif", self.a.device, "ipproto", "tcp", "dport", str(OBJECTS), "blackhole"
+        )
         self.a.ip("rule", "add", "pref", "30", "lookup", "local")
         self.a.ip("rule", "del", "pref", "0")
         try:
@@ -112,7 +113,9 @@ class Cable:
 
 
 def start_node(side: Side, number: int, address: str, folder: Path, environment: dict[str, str]) -> None:
-    join = [f"--address=10.77.0.1:{PORT}"] if number else ["--head", f"--port={PORT}", f"--object-manager-port={OBJECTS}"]
+    join = (
+        [f"--address=10.77.0.1:{PORT}"] if number else ["--head", f"--port={PORT}", f"--object-manager-port={OBJECTS}"]
+    )
     command = [
         *RAY_START,
         f"--temp-dir={folder / str(number)}",
