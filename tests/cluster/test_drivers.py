@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +30,17 @@ pytestmark = [pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")
 DRIVER = Path(__file__).with_name("driver.py")
 
 
-def start(task: str, address: str, folder: Path, *script: str) -> subprocess.Popen[str]:
+@contextmanager
+def started(task: str, address: str, folder: Path, *script: str) -> Iterator[subprocess.Popen[str]]:
+    """A driver, which does not outlive the test."""
     folder.mkdir(exist_ok=True)
-    path = os.pathsep.join([str(DRIVER.parents[1]), str(DRIVER.parent), str(SOURCES)])
-    return subprocess.Popen(
-        [sys.executable, *(script or [str(DRIVER)]), task, address, str(folder)],
-        env={**os.environ, "PYTHONPATH": path},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    path = os.pathsep.join([str(DRIVER.parent), str(DRIVER.parents[1]), str(SOURCES)])
+    command = [sys.executable, *(script or [str(DRIVER)]), task, address, str(folder)]
+    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, text=True) as driver:
+        try:
+            yield driver
+        finally:
+            driver.kill()
 
 
 def says(driver: subprocess.Popen[str]) -> Any:
@@ -49,13 +52,6 @@ def says(driver: subprocess.Popen[str]) -> Any:
     raise AssertionError(f"the driver ended with {driver.wait()}")
 
 
-def finish(driver: subprocess.Popen[str]) -> int:
-    assert driver.stdout is not None
-    driver.stdout.read()
-    driver.stdout.close()
-    return driver.wait(30)
-
-
 def running(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -65,35 +61,30 @@ def running(pid: int) -> bool:
 
 async def test_a_killed_driver_leaves_nothing_behind(cluster: EmbeddedCluster, tmp_path: Path) -> None:
     """And the next one, started at once, does not collide with what was there. Its model is known to `__main__` only."""
-    killed = start("hang", cluster.address, tmp_path / "a")
-    pids = says(killed)["pids"]
-    await asyncio.sleep(0.5)
-    killed.kill()
-    began = time.monotonic()
-    following = start("run", cluster.address, tmp_path / "b")
-    while any(running(pid) for pid in pids):
-        assert time.monotonic() - began < 5
-        await asyncio.sleep(0.05)
-    opened = says(following)
-    assert not set(opened["pids"]) & set(pids)
-    assert says(following) == {"right": [True, True, True]}
-    assert finish(following) == 0
-    assert finish(killed) == -9
+    with started("hang", cluster.address, tmp_path / "a") as killed:
+        pids = says(killed)["pids"]
+        killed.kill()
+        began = time.monotonic()
+        with started("run", cluster.address, tmp_path / "b") as following:
+            while any(running(pid) for pid in pids):
+                assert time.monotonic() - began < 5
+                await asyncio.sleep(0.05)
+            assert not set(says(following)["pids"]) & set(pids)
+            assert says(following) == {"right": [True, True, True]}
+            assert following.wait(30) == 0
 
 
 async def test_two_drivers_at_once(cluster: EmbeddedCluster, tmp_path: Path) -> None:
     """One from a script, one from code that was exec'd, as notebooks do; each has workers of its own."""
-    as_exec = "import sys; exec(compile(open(sys.argv[1]).read(), '<cell>', 'exec'))"
-    shift = f"import sys; path = sys.argv.pop(1); {as_exec.replace('sys.argv[1]', 'path')}"
-    drivers = [
-        start("run", cluster.address, tmp_path / "a"),
-        start("run", cluster.address, tmp_path / "b", "-c", shift, str(DRIVER)),
-    ]
-    pids = [pid for driver in drivers for pid in says(driver)["pids"]]
-    assert len(set(pids)) == 4
-    for driver in drivers:
-        assert says(driver) == {"right": [True, True, True]}
-        assert finish(driver) == 0
+    as_exec = "import sys; path = sys.argv.pop(1); exec(compile(open(path).read(), '<cell>', 'exec'))"
+    with (
+        started("run", cluster.address, tmp_path / "a") as one,
+        started("run", cluster.address, tmp_path / "b", "-c", as_exec, str(DRIVER)) as two,
+    ):
+        assert len({*says(one)["pids"], *says(two)["pids"]}) == 4
+        for driver in (one, two):
+            assert says(driver) == {"right": [True, True, True]}
+            assert driver.wait(30) == 0
 
 
 async def test_an_environment_lasts_as_long_as_its_session(
@@ -152,6 +143,41 @@ async def test_open_and_close_again_and_again(cluster: EmbeddedCluster, open_eng
         await asyncio.to_thread(connection.close)
 
 
+# A node that dies --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_node_dies_and_returns(cluster: EmbeddedCluster, open_engine: Any) -> None:
+    """SIGKILL of all of a node in mid-denoise: said so, and resumed when one of the same label is there again."""
+    first = cluster.add_node(EmbeddedNode(labels={"rack": "attic"}))
+    roles = {"encoder_decoder": {"node": "rack=left"}, "dit": {"node": "rack=attic"}}
+    async with open_engine(cluster.address, roles, restarts=8, restart_pause=0.5) as engine:
+        pids = {worker.role: worker.pid for worker in await engine.health()}
+        job = engine.submit("hit", "t2va", submitted("hit", denoise={"steps": 20, "seconds": 0.1}))
+        await at_step(job, Stage.DENOISE, 3)
+        began = time.monotonic()
+        cluster.kill_node(first)
+        while (await state_of(engine, "dit")) != "lost":
+            await asyncio.sleep(0.05)
+        assert time.monotonic() - began < 5
+        second = cluster.add_node(EmbeddedNode(labels={"rack": "attic"}))
+        film = await job.result(60)
+        assert bytes(unpack(film.payload).tensors["data"].numpy()) == film_digest()  # type: ignore[union-attr]
+        health = {worker.role: worker for worker in await engine.health()}
+        assert (health["encoder_decoder"].pid, health["encoder_decoder"].loads) == (pids["encoder_decoder"], 1)
+        assert (health["dit"].state, health["dit"].node_id) == ("ready", second)
+    cluster.kill_node(second)
+
+
+async def at_step(job: Job, stage: Stage, done: int) -> None:
+    async for step in job.progress():
+        if step.stage == stage and step.done >= done:
+            return
+
+
+async def state_of(engine: Engine, role: str) -> str:
+    return {worker.role: worker.state for worker in await engine.health()}[role]
+
+
 # A small store, and a driver that has no GPU ------------------------------------------------------------------------------
 
 
@@ -194,39 +220,3 @@ def used() -> float:
     return float(
         ray.cluster_resources()["object_store_memory"] - ray.available_resources().get("object_store_memory", 0.0)
     )
-
-
-# A node that dies --------------------------------------------------------------------------------------------------------
-
-
-async def test_a_node_dies_and_returns(open_engine: Any) -> None:
-    """SIGKILL of all of node B in mid-denoise: said so, and resumed when a node is there at its address again."""
-    with EmbeddedCluster.start(nodes=[EmbeddedNode(), EmbeddedNode(labels={"rack": "b"})]) as two:
-        roles = {"encoder_decoder": {"node": two.node_addresses[0]}, "dit": {"node": "rack=b"}}
-        async with open_engine(two.address, roles, restarts=8, restart_pause=0.5) as engine:
-            pids = {worker.role: worker.pid for worker in await engine.health()}
-            job = engine.submit("hit", "t2va", submitted("hit", denoise={"steps": 20, "seconds": 0.1}))
-            await at_step(job, Stage.DENOISE, 3)
-            began = time.monotonic()
-            two.kill_node(two.node_ids[1])
-            while (await state_of(engine, "dit")) != "lost":
-                await asyncio.sleep(0.05)
-            assert time.monotonic() - began < 5, "noticed"
-            assert not job.future.done()
-            two.add_node(EmbeddedNode(labels={"rack": "b"}))
-            film = await job.result(60)
-            assert time.monotonic() - began < 45
-            assert bytes(unpack(film.payload).tensors["data"].numpy()) == film_digest()  # type: ignore[union-attr]
-            health = {worker.role: worker for worker in await engine.health()}
-            assert (health["encoder_decoder"].pid, health["encoder_decoder"].loads) == (pids["encoder_decoder"], 1)
-            assert (health["dit"].state, health["dit"].node_id) == ("ready", two.node_ids[2])
-
-
-async def at_step(job: Job, stage: Stage, done: int) -> None:
-    async for step in job.progress():
-        if step.stage == stage and step.done >= done:
-            return
-
-
-async def state_of(engine: Engine, role: str) -> str:
-    return {worker.role: worker.state for worker in await engine.health()}[role]

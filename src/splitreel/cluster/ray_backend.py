@@ -23,7 +23,7 @@ from splitreel.cluster.placement import Node, Wish, place
 from splitreel.cluster.probe import knock, probe
 from splitreel.config import Config
 from splitreel.engine.backend import Listener, PayloadGone, StageReceipt, WorkerHealth, WorkerInfo
-from splitreel.errors import PlacementError, SplitreelError, WorkerLost
+from splitreel.errors import SplitreelError, WorkerLost
 from splitreel.observe.progress import LoadProgress, Progress
 from splitreel.request import Stage
 from splitreel.roles.definition import ModelDefinition
