@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 from ray._private import state as ray_state
 
 from clockwork import film_digest, submitted
+from conftest import stored
 from splitreel.cluster.connection import connect
 from splitreel.cluster.embedded import SOURCES, EmbeddedCluster, EmbeddedNode
 from splitreel.engine.engine import Engine
@@ -118,24 +118,21 @@ async def test_open_and_close_again_and_again(cluster: EmbeddedCluster, open_eng
     connection = await asyncio.to_thread(connect, cluster.address, nodes=2)
     try:
 
-        def state() -> tuple[list[float], float]:
+        def free_gpus() -> list[float]:
             free = ray_state.available_resources_per_node()
-            return (
-                [free[node_id].get("GPU", 0.0) for node_id in cluster.node_ids],
-                sum(row.get("object_store_memory", 0.0) for row in free.values()),
-            )
+            return [free[node_id].get("GPU", 0.0) for node_id in cluster.node_ids]
 
-        before = state()
+        gpus_before, stored_before = free_gpus(), stored()
         for index in range(3):
             async with open_engine(cluster.address, gpus) as engine:
                 packed = submitted(f"r{index}", size=4_000_000, denoise={"blocks": 100_000})
                 await engine.submit(f"r{index}", "t2va", packed).result(30)
                 del packed
-            assert state()[0] == before[0], "at once"
+            assert free_gpus() == gpus_before, "at once"
             deadline = time.monotonic() + 2
-            while state() != before and time.monotonic() < deadline:  # Ray reports the store 0.1 s late
+            while stored() != stored_before and time.monotonic() < deadline:
                 await asyncio.sleep(0.05)
-            assert state() == before
+            assert stored() == stored_before
         assert not [
             row for row in ray_state.actors().values() if row["State"] != "DEAD" and "Worker" in row["ActorClassName"]
         ]
@@ -208,15 +205,8 @@ async def test_payloads_larger_than_the_store(small: EmbeddedCluster, open_engin
             assert len({bytes(unpack(film.payload).tensors["data"].numpy()) for film in films}) == 1  # type: ignore[union-attr]
             del films, jobs
         deadline = time.monotonic() + 5
-        while used() and time.monotonic() < deadline:
+        while stored() and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
-        assert used() == 0
+        assert stored() == 0
     finally:
         await asyncio.to_thread(connection.close)
-
-
-def used() -> float:
-    """Bytes in the stores of all nodes."""
-    return float(
-        ray.cluster_resources()["object_store_memory"] - ray.available_resources().get("object_store_memory", 0.0)
-    )
