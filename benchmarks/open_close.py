@@ -18,13 +18,13 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / part) for part in ("tests/cluster", "tests", "src")]
+sys.path[:0] = [str(ROOT / part) for part in ("tests", "src")]
 
 import ray  # noqa: E402
 from ray._private import state as ray_state  # noqa: E402
 
 from clockwork import submitted  # noqa: E402
-from conftest import opened, stored  # noqa: E402
+from engines import opened, stored  # noqa: E402
 from splitreel.cluster.connection import connect  # noqa: E402
 from splitreel.cluster.embedded import EmbeddedCluster, EmbeddedNode  # noqa: E402
 

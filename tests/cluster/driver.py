@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clockwork import Clockwork, film_digest, submitted
-from conftest import opened
+from engines import opened
 from splitreel.wire import unpack
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from clockwork import film_digest, submitted
-from conftest import opened
+from engines import opened
 from splitreel.engine.engine import Engine
 from splitreel.engine.job import Job
 from splitreel.errors import SplitreelError

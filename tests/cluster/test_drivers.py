@@ -17,7 +17,7 @@ import pytest
 from ray._private import state as ray_state
 
 from clockwork import film_digest, submitted
-from conftest import stored
+from engines import stored
 from splitreel.cluster.connection import connect
 from splitreel.cluster.embedded import SOURCES, EmbeddedCluster, EmbeddedNode
 from splitreel.engine.engine import Engine
@@ -34,7 +34,7 @@ DRIVER = Path(__file__).with_name("driver.py")
 def started(task: str, address: str, folder: Path, *script: str) -> Iterator[subprocess.Popen[str]]:
     """A driver, which does not outlive the test."""
     folder.mkdir(exist_ok=True)
-    path = os.pathsep.join([str(DRIVER.parent), str(DRIVER.parents[1]), str(SOURCES)])
+    path = os.pathsep.join([str(DRIVER.parents[1]), str(SOURCES)])
     command = [sys.executable, *(script or [str(DRIVER)]), task, address, str(folder)]
     with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, text=True) as driver:
         try:
