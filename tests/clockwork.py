@@ -55,8 +55,10 @@ class Program:
         plan = values["plan"].get(str(self.stage), {})
         steps, seconds = plan.get("steps", 1), plan.get("seconds", 0.0)
         for step in range(1, steps + 1):
+            control.begin_part("step", step)
             self._trouble(plan, step)
             _pass_time(seconds, hold_gil=plan.get("hold_gil", False))
+            control.end_part()
             control.step("step", step, steps)
         data = payload.tensors["data"]
         assert isinstance(data, torch.Tensor)
@@ -67,7 +69,15 @@ class Program:
         header = payload.header
         path = [*values["path"], f"{self.stage}@{os.getpid()}"]
         return Payload(
-            Header(header.request_id, header.workflow, kind, header.schema, header.geometry, {**values, "path": path}),
+            Header(
+                header.request_id,
+                header.workflow,
+                kind,
+                header.schema,
+                header.geometry,
+                {**values, "path": path},
+                header.trace,
+            ),
             {"data": made},
         )
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from splitreel.config import EngineConfig, RoleSpec
 from splitreel.engine.backend import PayloadGone, StageReceipt, WorkerHealth, WorkerInfo
 from splitreel.errors import PlacementError, SplitreelError, StageError, WorkerLost, WorkerNotReady
 from splitreel.observe.progress import LoadProgress, Progress
+from splitreel.observe.spans import SpanRecord
 from splitreel.request import Stage
 from splitreel.roles.definition import ModelDefinition
 
@@ -31,7 +32,7 @@ logger = logging.getLogger(__name__)
 # Health is answered from memory (13 ms seen for two workers); one that needs longer is silent.
 _HEALTH_TIMEOUT = 0.9
 
-OnEvent = Callable[[Progress | LoadProgress], None]
+OnEvent = Callable[[Progress | LoadProgress | Sequence[SpanRecord]], None]
 OnLost = Callable[["Member", WorkerLost], None]
 
 
@@ -129,6 +130,7 @@ class Member:
                 role=self.spec.role,
                 node=self.node.address if self.node else None,
             ) from error
+        self._on_event(reply.spans)
         return reply_value(reply)
 
     # Stages -----------------------------------------------------------------------------------------------------------
@@ -164,6 +166,7 @@ class Member:
                 node=self.node.address if self.node else None,
                 error_type=type(error).__name__,
             ) from error
+        self._on_event(reply.spans)
         if reply.failure is not None and reply.failure.error_type == PayloadGone.__name__:
             raise PayloadGone(reply.failure.message)
         self.restarts = 0

@@ -18,16 +18,18 @@ from ray.exceptions import RayError
 from splitreel.cluster.connection import Connection, connect
 from splitreel.cluster.handshake import check_memory, compare
 from splitreel.cluster.host import versions
-from splitreel.cluster.member import Member, as_future, reason
+from splitreel.cluster.member import Member, reason
 from splitreel.cluster.placement import Node, Wish, place
 from splitreel.cluster.probe import probe
+from splitreel.cluster.transport import arrive
 from splitreel.config import Config
-from splitreel.engine.backend import Listener, PayloadGone, StageReceipt, WorkerHealth, WorkerInfo
+from splitreel.engine.backend import Listener, PayloadGone, StageReceipt, WorkerHealth, WorkerInfo, hop_into
 from splitreel.errors import PlacementError, SplitreelError, WorkerLost
 from splitreel.observe.progress import LoadProgress, Progress
+from splitreel.observe.spans import SpanRecord, SpanRecorder
 from splitreel.request import Stage
 from splitreel.roles.definition import ModelDefinition
-from splitreel.wire import Packed
+from splitreel.wire import Packed, account
 
 logger = logging.getLogger(__name__)
 
@@ -117,13 +119,12 @@ class RayBackend:
         """Ask the stage to end at its next step."""
         self._members[worker].stop_stage(request_id)
 
-    async def fetch(self, payload: Any) -> Any:
+    async def fetch(self, payload: Any, spans: SpanRecorder) -> Any:
         """Bring the film here, as memory of this process: the store's goes away with the cluster."""
         try:
-            packed: Packed = await asyncio.wait_for(as_future(payload), self._config.engine.hop_timeout)
-        except (RayError, TimeoutError) as error:
+            return await asyncio.to_thread(_bring, payload, self._config.engine.hop_timeout, spans)
+        except RayError as error:
             raise PayloadGone(reason(error)) from error
-        return replace(packed, buffers=tuple(buffer.copy() for buffer in packed.buffers))
 
     async def health(self) -> list[WorkerHealth]:
         """Ask every worker at once; one that does not answer in time is reported as silent or lost."""
@@ -135,12 +136,14 @@ class RayBackend:
         """Give up a worker that does not stop; its loss is reported, and it is restarted, like any other."""
         self._members[worker].give_up(error)
 
-    def _on_event(self, event: Progress | LoadProgress) -> None:
+    def _on_event(self, event: Progress | LoadProgress | Sequence[SpanRecord]) -> None:
         assert self._listener is not None
         if isinstance(event, Progress):
             self._listener.on_progress(event)
-        else:
+        elif isinstance(event, LoadProgress):
             self._on_load(event)
+        elif event:
+            self._listener.on_spans(event)
 
     def _on_lost(self, member: Member, error: WorkerLost) -> None:
         if self._closing or not self._started or member.info is None or self._listener is None:
@@ -197,6 +200,15 @@ class RayBackend:
             f"{member.wish.where}: expected node {member.node} to be alive, found it gone. Start Ray there again.",
             node=member.node.address,
         )
+
+
+def _bring(reference: Any, timeout: float, spans: SpanRecorder) -> Packed:
+    materialize = arrive(reference, timeout=timeout, spans=spans, check=lambda: None)
+    with spans.span("hop.materialize", hop=hop_into(None)) as attributes:
+        packed = materialize()
+        own = replace(packed, buffers=tuple(buffer.copy() for buffer in packed.buffers))
+        attributes["payload"] = account(own).to_dict()
+    return own
 
 
 def _members(model: ModelDefinition, config: Config) -> list[Member]:
