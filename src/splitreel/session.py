@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar, overload
 from splitreel.cluster.backends import make_backend
 from splitreel.config import Config, TraceConfig, load_config
 from splitreel.engine.backend import WorkerHealth
-from splitreel.engine.engine import Deadlines, Engine, driver_place
+from splitreel.engine.engine import Deadlines, Engine
 from splitreel.engine.job import Film, Job, JobStatus
 from splitreel.engine.scheduler import Limits
 from splitreel.errors import ConfigError, InvalidRequest, QueueFull, RequestTimeout
@@ -30,7 +30,7 @@ from splitreel.h3.model import MiniMaxH3
 from splitreel.h3.rules import check_references, check_workflow
 from splitreel.h3.tiny import make_tiny
 from splitreel.observe.files import TraceFile
-from splitreel.observe.observer import Observer, Sink
+from splitreel.observe.observer import Sink
 from splitreel.observe.progress import LoadProgress, Progress
 from splitreel.observe.spans import SpanRecorder, TraceContext
 from splitreel.observe.timings import timings_of
@@ -56,7 +56,7 @@ class Session:
         """Place, check and load; returns when every role is resident. Raises ConfigError, ClusterError, CheckpointError."""
         self.config = config
         self.aio = AsyncSession(self)
-        observer = Observer(driver_place(), trace_sinks(config.trace), enabled=config.trace.record)
+        sinks = trace_sinks(config.trace)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="splitreel-engine", daemon=True)
         self._thread.start()
@@ -71,7 +71,8 @@ class Session:
                 stage=settings.stage_timeout,
                 stop=settings.lost_after,
             ),
-            observer,
+            sinks,
+            record_spans=config.trace.record,
         )
         self._opening: asyncio.Task[None] | None = None
         try:
@@ -177,6 +178,10 @@ class Session:
     def health(self) -> list[WorkerHealth]:
         """What every worker holds and does; bounded, also while stages run."""
         return self._wait(self._engine.health())
+
+    def metrics(self) -> str:
+        """Counters, histograms and gauges of this session in the text format that Prometheus scrapes."""
+        return self._engine.observer.metrics.text()
 
     def close(self) -> None:
         """Cancel what is left and end the workers. Bounded; safe to call again."""
@@ -402,7 +407,14 @@ def preflight(config: Config, requests: Sequence[GenerateRequest]) -> list[Effec
 
 def trace_sinks(config: TraceConfig) -> list[Sink]:
     """Where the config sends spans. Raises ConfigError when one cannot be had."""
-    return [TraceFile(config.file)] if config.file else []
+    sinks: list[Sink] = []
+    if config.otlp_endpoint:
+        from splitreel.observe.otlp import OtlpSink, http_exporter
+
+        sinks.append(OtlpSink(http_exporter(config.otlp_endpoint)))
+    if config.file:
+        sinks.append(TraceFile(config.file))
+    return sinks
 
 
 def film_result(request_id: str, effective: Effective, film: Film) -> GenerateResult:

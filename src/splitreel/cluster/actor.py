@@ -14,7 +14,7 @@ import ray
 from splitreel.cluster.host import NodeFacts, Reply, WorkerHost, versions
 from splitreel.cluster.transport import arrive
 from splitreel.config import RoleSpec
-from splitreel.engine.backend import WorkerHealth
+from splitreel.engine.backend import WorkerHealth, hop_into
 from splitreel.observe.logs import set_up_worker_log
 from splitreel.observe.progress import LoadProgress, Progress
 from splitreel.request import Stage
@@ -61,7 +61,7 @@ class WorkerActor:
         """Run a stage from the payload behind the one reference in `nested`."""
 
         def arrival(control: StageControl) -> Callable[[], Packed]:
-            return arrive(nested[0], timeout=hop_timeout, spans=control.spans, check=control.check)
+            return arrive(nested[0], hop=hop_into(stage), timeout=hop_timeout, spans=control.spans, check=control.check)
 
         return self._host.run_stage(stage, request_id, arrival)
 

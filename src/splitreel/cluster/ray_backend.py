@@ -203,7 +203,7 @@ class RayBackend:
 
 
 def _bring(reference: Any, timeout: float, spans: SpanRecorder) -> Packed:
-    materialize = arrive(reference, timeout=timeout, spans=spans, check=lambda: None)
+    materialize = arrive(reference, hop=hop_into(None), timeout=timeout, spans=spans, check=lambda: None)
     with spans.span("hop.materialize", hop=hop_into(None)) as attributes:
         packed = materialize()
         own = replace(packed, buffers=tuple(buffer.copy() for buffer in packed.buffers))

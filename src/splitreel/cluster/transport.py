@@ -22,7 +22,9 @@ from splitreel.wire import Packed
 _GLANCE = 0.25
 
 
-def arrive(reference: Any, *, timeout: float, spans: SpanRecorder, check: Callable[[], None]) -> Callable[[], Packed]:
+def arrive(
+    reference: Any, *, hop: str, timeout: float, spans: SpanRecorder, check: Callable[[], None]
+) -> Callable[[], Packed]:
     """Wait until the payload is in this node's store; what it returns deserialises it.
 
     Two spans: `hop.wait` until the producer has it, `hop.fetch` until it is here. Raises PayloadGone, as does what it
@@ -30,7 +32,7 @@ def arrive(reference: Any, *, timeout: float, spans: SpanRecorder, check: Callab
     """
     deadline = time.monotonic() + timeout
     for name, local in (("hop.wait", False), ("hop.fetch", True)):
-        with spans.span(name):
+        with spans.span(name, hop=hop):
             while not ray.wait([reference], timeout=_GLANCE, fetch_local=local)[0]:
                 check()
                 if time.monotonic() > deadline:

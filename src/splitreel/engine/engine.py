@@ -47,7 +47,8 @@ from splitreel.errors import (
     WorkerLost,
 )
 from splitreel.observe.logs import get_logger
-from splitreel.observe.observer import Observer, RequestTrace
+from splitreel.observe.metrics import Metrics
+from splitreel.observe.observer import Observer, RequestTrace, Sink
 from splitreel.observe.progress import LoadProgress, Progress
 from splitreel.observe.spans import Place, SpanRecord, TraceContext
 from splitreel.request import Stage
@@ -84,10 +85,18 @@ class Engine:
     """Runs requests on a backend. `start()`, then `submit()`; `close()` ends everything."""
 
     def __init__(
-        self, backend: Backend, limits: Limits, deadlines: Deadlines, observer: Observer | None = None
+        self,
+        backend: Backend,
+        limits: Limits,
+        deadlines: Deadlines,
+        sinks: Sequence[Sink] = (),
+        *,
+        record_spans: bool = True,
     ) -> None:
+        """`sinks` get every span; they are closed with the engine."""
         self.backend = backend
-        self.observer = observer or Observer(driver_place())
+        metrics = Metrics(queued=lambda: self.queued, in_flight=lambda: self.in_flight)
+        self.observer = Observer(driver_place(), sinks, metrics=metrics, enabled=record_spans)
         self._deadlines = deadlines
         self._scheduler = Scheduler(limits)
         self._held: dict[str, _Held] = {}
@@ -215,11 +224,13 @@ class Engine:
     def on_worker_up(self, worker: WorkerInfo) -> None:
         """A worker serves (again)."""
         self._lost.pop(worker.name, None)
+        self.observer.metrics.worker_up(worker.name)
         self._handle(WorkerUp(worker.name, frozenset(worker.stages), frozenset(worker.workflows)))
 
     def on_worker_down(self, worker: WorkerInfo, error: WorkerLost, *, returning: bool) -> None:
         """A worker no longer serves."""
         logger.warning("%s%s", error, " It is being restarted." if returning else "")
+        self.observer.metrics.worker_down(worker.name)
         self._lost[worker.name] = error
         self._handle(WorkerDown(worker.name, returning))
 
@@ -276,7 +287,7 @@ class Engine:
             job.started_at = loop.time()
             held.timer = loop.call_later(self._deadlines.request, self._expire, request, None, self._deadlines.request)
         source = held.submitted if stage.previous is None else held.payloads[stage.previous]
-        began = held.trace.stage_begins(stage)
+        began = held.trace.stage_begins(stage, worker)
         self._spawn(self._run(held, stage, worker, attempt, source, began))
 
     def _stop_run(self, request: str, stage: Stage, worker: str) -> None:
@@ -381,6 +392,7 @@ class Engine:
             return
         if held is not None:
             held.trace.end(None if isinstance(outcome, Film) else outcome)
+            self.observer.metrics.request_ended(_outcome(outcome))
         extra = {"request_id": job.request_id}
         if isinstance(outcome, Film):
             job.future.set_result(replace(outcome, spans=tuple(held.trace.records)) if held else outcome)
@@ -425,6 +437,18 @@ class Engine:
         self._runs.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("engine: %s", error, exc_info=error)
+
+
+def _outcome(outcome: Film | Exception) -> str:
+    match outcome:
+        case Film():
+            return "completed"
+        case QueueFull():
+            return "refused"
+        case RequestCancelled():
+            return "cancelled"
+        case _:
+            return "failed"
 
 
 def driver_place() -> Place:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from splitreel.observe.logs import get_logger
+from splitreel.observe.metrics import Metrics
 from splitreel.observe.spans import Place, SpanRecord, SpanRecorder, TraceContext, adopt
 
 logger = get_logger(__name__)
@@ -27,10 +28,13 @@ class Sink(Protocol):
 class Observer:
     """Hands every span to every sink, on the engine's loop."""
 
-    def __init__(self, place: Place, sinks: Sequence[Sink] = (), *, enabled: bool = True) -> None:
+    def __init__(
+        self, place: Place, sinks: Sequence[Sink] = (), *, metrics: Metrics | None = None, enabled: bool = True
+    ) -> None:
         self.place = place
         self.enabled = enabled
-        self._sinks = list(sinks)
+        self.metrics = metrics or Metrics()
+        self._sinks = [self.metrics, *sinks]
 
     def spans(self, spans: Sequence[SpanRecord]) -> None:
         """Finished spans."""
@@ -68,9 +72,10 @@ class RequestTrace:
         self._began = self._waiting_since = time.monotonic()
         self._running = False
 
-    def stage_begins(self, stage: str) -> float:
+    def stage_begins(self, stage: str, worker: str) -> float:
         """The stage is ordered now; when that was."""
         now = time.monotonic()
+        self._observer.metrics.call_began(worker, self._request_id)
         self._cover("queue", stage, self._waiting_since, now)
         self._running = True
         return now
@@ -79,6 +84,7 @@ class RequestTrace:
         """The answer, or the news that none will come, is here."""
         self._waiting_since = time.monotonic()
         self._running = False
+        self._observer.metrics.call_ended(worker, self._request_id)
         self._cover("call", stage, began, self._waiting_since, error, to=worker)
 
     def delivery(self) -> SpanRecorder:
