@@ -13,7 +13,7 @@ from splitreel.observe.spans import SpanRecord
 from splitreel.observe.timings import STAGES
 
 _SCALE = 2  # pixels per unit: text stays sharp on dense displays
-_WIDTH, _LANE, _TOP, _LEFT, _RIGHT, _BOTTOM = 1200, 58, 64, 190, 24, 96
+_WIDTH, _LANE, _TOP, _LEFT, _RIGHT, _BOTTOM = 1200, 58, 64, 190, 24, 84
 _COLOURS = {
     "encode": "#4c78a8",
     "denoise": "#e0902f",
@@ -98,9 +98,10 @@ class _Canvas:
         self._draw.line([value * _SCALE for value in ends], fill=colour, width=_SCALE)
 
     def box(self, corners: tuple[float, float, float, float], colour: str, outline: str | None = None) -> None:
-        self._draw.rectangle(
-            [value * _SCALE for value in corners], fill=colour, outline=outline, width=3 * _SCALE if outline else 0
-        )
+        """A filled box; a white edge parts it from its neighbour where it is wide enough to have one."""
+        edge = outline or ("white" if corners[2] - corners[0] > 4 else None)
+        width = 3 * _SCALE if outline else _SCALE // 2 if edge else 0
+        self._draw.rectangle([value * _SCALE for value in corners], fill=colour, outline=edge, width=width)
 
     def label(self, corners: tuple[float, float, float, float], text: str) -> None:
         """White text in the middle of a bar that has room for it."""

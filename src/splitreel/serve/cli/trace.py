@@ -9,7 +9,9 @@ from typing import Annotated
 
 import typer
 
+from splitreel.observe.accounts import PayloadAccount
 from splitreel.observe.spans import SpanRecord
+from splitreel.observe.timings import HopTiming
 from splitreel.serve.cli.codes import EXIT_CODES
 from splitreel.serve.cli.logs import Verbose, set_verbosity
 
@@ -20,6 +22,9 @@ splitreel generate --prompts prompts.txt --set trace.file=trace.jsonl
 splitreel trace trace.jsonl --chrome trace.json --png trace.png
 
 {EXIT_CODES}"""
+
+# Pieces of the critical path that are shorter are shown as one.
+_SMALL_S = 0.001
 
 
 def trace(
@@ -80,9 +85,7 @@ def report(spans: Sequence[SpanRecord]) -> list[str]:
     for item in figures.requests(spans):
         for hop in item.timings.hops:
             if hop.payload is not None:
-                rate = f"{hop.effective_rate / 1e6:.1f} MB/s" if hop.effective_rate else "-"
-                account = hop.payload
-                rows.append([f"{item.request_id} {hop.name}", account.kind, str(account.logical_bytes), str(account.wire_bytes), _s(hop.fetch), rate])  # fmt: skip
+                rows.append(_payload_row(item.request_id, hop, hop.payload))
     parts.append(
         "\n".join(["Payloads", _table(rows), "* logical bytes by seconds of fetch; not a network's bandwidth"])
     )
@@ -93,9 +96,21 @@ def report(spans: Sequence[SpanRecord]) -> list[str]:
     path = figures.critical_path(spans)
     total = sum(piece.seconds for piece in path)
     rows = [["request", "what", "seconds", "share"]]
-    rows += [[piece.request_id, piece.what, _s(piece.seconds), f"{piece.seconds / total:.1%}"] for piece in path]
+    small = [piece for piece in path if piece.seconds < _SMALL_S]
+    for piece in path:
+        if piece not in small:
+            rows.append([piece.request_id, piece.what, _s(piece.seconds), f"{piece.seconds / total:.1%}"])
+    if small:
+        rest = sum(piece.seconds for piece in small)
+        rows.append(["", f"{len(small)} pieces below {_SMALL_S * 1e3:g} ms", _s(rest), f"{rest / total:.1%}"])
     parts.append("\n".join([f"Critical path of the batch ({_s(total)} s)", _table(rows)]))
     return parts
+
+
+def _payload_row(request_id: str, hop: HopTiming, account: PayloadAccount) -> list[str]:
+    rate = f"{hop.effective_rate / 1e6:.1f} MB/s" if hop.effective_rate else "-"
+    sizes = [str(account.logical_bytes), str(account.wire_bytes)]
+    return [f"{request_id} {hop.name}", account.kind, *sizes, _s(hop.fetch), rate]
 
 
 def _s(seconds: float) -> str:
