@@ -91,19 +91,28 @@ class Program:
                 os.close(os.open(once, os.O_CREAT | os.O_EXCL))
             except FileExistsError:
                 return
-        match trouble:
-            case "value error":
-                raise ValueError("the film tore")
-            case "awkward error":
-                raise AwkwardError(403, "Forbidden", "http://h", {}, b"")
-            case "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
-            case "stop":
-                os.kill(os.getpid(), signal.SIGSTOP)
-            case "hang":
-                time.sleep(3600)
-            case other:
-                raise AssertionError(other)
+        _cause(trouble)
+
+
+def _cause(trouble: str) -> None:
+    match trouble:
+        case "value error":
+            raise ValueError("the film tore")
+        case "awkward error":
+            raise AwkwardError(403, "Forbidden", "http://h", {}, b"")
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case "hang":
+            time.sleep(3600)
+        case "eat memory":
+            held = []
+            while len(held) < 60:  # 6 GB: more than any threshold that a test sets leaves
+                held.append(b"x" * 100_000_000)
+            time.sleep(60)
+        case other:
+            raise AssertionError(other)
 
 
 def _pass_time(seconds: float, *, hold_gil: bool) -> None:
@@ -124,6 +133,8 @@ class Clockwork:
     schema: tuple[int, int] = (1, 0)
     workflows: tuple[str, ...] = ("t2va", "ref2va")
     load_seconds: dict[str, float] = field(default_factory=dict)
+    trouble_at_load: dict[str, str] = field(default_factory=dict)  # by stage
+    trouble_at_prepare: str | None = None
 
     def locate(self, path: str) -> str:
         return path
@@ -135,6 +146,8 @@ class Clockwork:
         raise KeyError(name)
 
     def read_geometry(self, checkpoint: Checkpoint, workflows: Sequence[str]) -> Facts:
+        if self.trouble_at_prepare is not None:
+            _cause(self.trouble_at_prepare)
         return Facts()
 
     def payload_spec(self, stage: Stage, workflow: str, geometry: Any) -> PayloadSpec:
@@ -146,13 +159,18 @@ class Clockwork:
         self, stage: Stage, workflow: str, components: Mapping[str, Any], checkpoint: Checkpoint, geometry: Any
     ) -> Program:
         time.sleep(self.load_seconds.get(str(stage), 0.0))
+        if str(stage) in self.trouble_at_load:
+            _cause(self.trouble_at_load[str(stage)])
         return Program(stage)
 
 
-def submitted(request_id: str, workflow: str = "t2va", size: int = 64, **plan: Any) -> Packed:
+def submitted(
+    request_id: str, workflow: str = "t2va", size: int = 64, trace: Mapping[str, str] | None = None, **plan: Any
+) -> Packed:
     """What a request of this model starts from: `encode={"steps": 3, "seconds": 0.1}` and so on."""
     data = torch.arange(size, dtype=torch.int64).to(torch.uint8)
-    header = Header(request_id, workflow, "submitted", (1, 0), "clockwork", {"plan": plan, "path": []})
+    values = {"plan": plan, "path": []}
+    header = Header(request_id, workflow, "submitted", (1, 0), "clockwork", values, trace or {})
     return pack(Payload(header, {"data": data}))
 
 

@@ -325,6 +325,16 @@ class AsyncSession:
         prepared = await asyncio.to_thread(self._session._prepare, request)
         return await self._hand_over(self._session._admit(request, prepared, on_progress))
 
+    async def progress(self, job: JobHandle) -> AsyncIterator[Progress]:
+        """As `JobHandle.progress`."""
+        steps = job._job.progress()
+
+        async def following() -> Progress | None:
+            return await anext(steps, None)
+
+        while (step := await self._hand_over(following())) is not None:
+            yield step
+
     async def result(self, job: JobHandle, timeout: float | None = None) -> GenerateResult:
         """As `JobHandle.result`."""
         return await self._hand_over(job._result(timeout))

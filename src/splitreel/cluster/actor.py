@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from collections.abc import Callable
@@ -15,7 +14,7 @@ from splitreel.cluster.host import NodeFacts, Reply, WorkerHost, versions
 from splitreel.cluster.transport import arrive
 from splitreel.config import RoleSpec
 from splitreel.engine.backend import WorkerHealth, hop_into
-from splitreel.observe.logs import set_up_worker_log
+from splitreel.observe.logs import get_logger, set_up_worker_log
 from splitreel.observe.progress import LoadProgress, Progress
 from splitreel.request import Stage
 from splitreel.roles.control import StageControl
@@ -31,12 +30,21 @@ from splitreel.wire import Packed
 class WorkerActor:
     """One worker process."""
 
-    def __init__(self, model: ModelDefinition, spec: RoleSpec, name: str, environment: dict[str, str]) -> None:
+    def __init__(
+        self,
+        model: ModelDefinition,
+        spec: RoleSpec,
+        name: str,
+        environment: dict[str, str],
+        secrets: dict[str, str],
+    ) -> None:
+        """`environment`: what this process was started with, as people may see it. `secrets`: variables to set now."""
+        os.environ.update(secrets)
         set_up_worker_log()
         context = ray.get_runtime_context()
         node = NodeFacts(node_id=context.get_node_id(), name=ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
         self._host = WorkerHost(model, spec, name, node, environment)
-        logging.getLogger(__name__).info(
+        get_logger(__name__).info(
             "worker %s on %s, pid %d, python %s, %s, environment %s",
             name,
             node.name,
@@ -44,6 +52,7 @@ class WorkerActor:
             sys.executable,
             versions(),
             environment,
+            extra={"role": spec.role, "node": node.name},
         )
 
     def prepare(self) -> Reply:

@@ -6,7 +6,6 @@ Ray's exceptions are translated here and nowhere else.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,18 +15,19 @@ from ray.exceptions import ActorUnschedulableError, OutOfMemoryError, RayActorEr
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from splitreel.cluster.actor import WorkerActor
-from splitreel.cluster.environment import shown, worker_environment
+from splitreel.cluster.environment import shown, split, worker_environment
 from splitreel.cluster.host import Reply, WorkerFacts, reply_value
 from splitreel.cluster.placement import Node, Wish
 from splitreel.config import EngineConfig, RoleSpec
 from splitreel.engine.backend import PayloadGone, StageReceipt, WorkerHealth, WorkerInfo
 from splitreel.errors import PlacementError, SplitreelError, StageError, WorkerLost, WorkerNotReady
+from splitreel.observe.logs import get_logger
 from splitreel.observe.progress import LoadProgress, Progress
 from splitreel.observe.spans import SpanRecord
 from splitreel.request import Stage
 from splitreel.roles.definition import ModelDefinition
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 # Health is answered from memory (13 ms seen for two workers); one that needs longer is silent.
 _HEALTH_TIMEOUT = 0.9
@@ -68,6 +68,11 @@ class Member:
         """Role and node, for messages."""
         return f"role {self.spec.role} on {self.node.address if self.node else '?'}"
 
+    @property
+    def where(self) -> dict[str, str]:
+        """Role and node, for log records."""
+        return {"role": self.spec.role, "node": self.node.address if self.node else ""}
+
     # Life -------------------------------------------------------------------------------------------------------------
 
     async def create(self, node: Node, on_event: OnEvent, on_lost: OnLost) -> None:
@@ -75,11 +80,12 @@ class Member:
         self.node, self._on_event, self._on_lost = node, on_event, on_lost
         self._lost = asyncio.get_running_loop().create_future()
         self.silent = False
+        plain, secrets = split(self._env)
         self._actor = WorkerActor.options(  # type: ignore[attr-defined]
             num_gpus=self.wish.gpus,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False),
-            runtime_env={"env_vars": self._env} if self._env else None,
-        ).remote(self._model, self.spec, self.name, shown(self._env))
+            runtime_env={"env_vars": plain} if plain else None,
+        ).remote(self._model, self.spec, self.name, shown(self._env), secrets)
         facts: WorkerFacts = await self._ask(
             self._actor.prepare.remote(), self._settings.worker_timeout, "check its files"
         )
@@ -195,7 +201,9 @@ class Member:
                     self.give_up(self._loss(f"it did not answer for {self._settings.lost_after:g} s"))
                     return
                 if not self.silent:
-                    logger.warning("%s: worker %s does not answer; waiting for it", self.place, self.name)
+                    logger.warning(
+                        "%s: worker %s does not answer; waiting for it", self.place, self.name, extra=self.where
+                    )
                 self.silent = True
                 patience = self._settings.lost_after
             try:
@@ -204,7 +212,7 @@ class Member:
                 self.give_up(self._loss(reason(error)))
                 return
             if self.silent:
-                logger.warning("%s: worker %s answers again", self.place, self.name)
+                logger.warning("%s: worker %s answers again", self.place, self.name, extra=self.where)
             self.silent = False
             for event in events:
                 self._on_event(event)
@@ -267,4 +275,7 @@ def reason(error: BaseException) -> str:
             "set RAY_memory_usage_threshold (or RAY_memory_monitor_refresh_ms=0) where Ray is started."
         )
     lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if "raised in its creation task" in text:
+        # Only what the process needs in order to start at all runs there; the words that matter come last.
+        return f"its process could not start: {lines[-1][:500]}. See that splitreel is installed there as it is here."
     return f"{type(error).__name__}: {' '.join(lines[:2])[:500]}"

@@ -1,13 +1,12 @@
 """The Ray backend: members placed by node id, checked before anything loads, and replaced when lost.
 
-Start: join → place → create → each checks its files → compare → probe the links → load in parallel. Nothing loads
+Start: join → place → knock → create → each checks its files → compare → probe the links → load in parallel. Nothing loads
 before all that can be checked cheaply has been; whatever fails, all that was started is ended.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,18 +19,19 @@ from splitreel.cluster.handshake import check_memory, compare
 from splitreel.cluster.host import versions
 from splitreel.cluster.member import Member, reason
 from splitreel.cluster.placement import Node, Wish, place
-from splitreel.cluster.probe import probe
+from splitreel.cluster.probe import knock, probe
 from splitreel.cluster.transport import arrive
 from splitreel.config import Config
 from splitreel.engine.backend import Listener, PayloadGone, StageReceipt, WorkerHealth, WorkerInfo, hop_into
 from splitreel.errors import PlacementError, SplitreelError, WorkerLost
+from splitreel.observe.logs import get_logger
 from splitreel.observe.progress import LoadProgress, Progress
 from splitreel.observe.spans import SpanRecord, SpanRecorder
 from splitreel.request import Stage
 from splitreel.roles.definition import ModelDefinition
 from splitreel.wire import Packed, account
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _CLOSE_TIMEOUT = 10.0
 
@@ -73,6 +73,7 @@ class RayBackend:
         self._gpus_before = {node.node_id: node.free_gpus for node in nodes}
         members = list(self._members.values())
         placed = place([member.wish for member in members], nodes)
+        await knock(placed, self._config.engine.probe_timeout)
         await _all([member.create(placed[member.name], self._on_event, self._on_lost) for member in members])
         facts = [member.facts for member in members if member.facts is not None]
         compare(facts, versions())
@@ -163,7 +164,14 @@ class RayBackend:
         while member.restarts < settings.restarts:
             pause = settings.restart_pause * 2**member.restarts
             member.restarts += 1
-            logger.info("%s: restart %d of %d in %g s", member.place, member.restarts, settings.restarts, pause)
+            logger.info(
+                "%s: restart %d of %d in %g s",
+                member.place,
+                member.restarts,
+                settings.restarts,
+                pause,
+                extra=member.where,
+            )
             await asyncio.sleep(pause)
             try:
                 await member.create(self._node_again(member), self._on_event, self._on_lost_in_revival)
@@ -171,7 +179,7 @@ class RayBackend:
                 compare(others, versions())
                 await member.load()
             except SplitreelError as problem:
-                logger.warning("%s: restart %d failed: %s", member.place, member.restarts, problem)
+                logger.warning("%s: restart %d failed: %s", member.place, member.restarts, problem, extra=member.where)
                 member.end()
                 continue
             member.on_lost(self._on_lost)
@@ -185,7 +193,7 @@ class RayBackend:
         self._listener.on_worker_down(member.info, last, returning=False)
 
     def _on_lost_in_revival(self, member: Member, error: WorkerLost) -> None:
-        logger.warning("%s", error)
+        logger.warning("%s", error, extra=member.where)
 
     def _node_again(self, member: Member) -> Node:
         """The node that the worker was on, also when its Ray was started anew and has another id."""

@@ -229,7 +229,8 @@ class Engine:
 
     def on_worker_down(self, worker: WorkerInfo, error: WorkerLost, *, returning: bool) -> None:
         """A worker no longer serves."""
-        logger.warning("%s%s", error, " It is being restarted." if returning else "")
+        extra = {"role": worker.role, "node": worker.node}
+        logger.warning("%s%s", error, " It is being restarted." if returning else "", extra=extra)
         self.observer.metrics.worker_down(worker.name)
         self._lost[worker.name] = error
         self._handle(WorkerDown(worker.name, returning))
@@ -393,7 +394,8 @@ class Engine:
         if held is not None:
             held.trace.end(None if isinstance(outcome, Film) else outcome)
             self.observer.metrics.request_ended(_outcome(outcome))
-        extra = {"request_id": job.request_id}
+        place = self.observer.place
+        extra = {"request_id": job.request_id, "role": place.role, "node": place.node}
         if isinstance(outcome, Film):
             job.future.set_result(replace(outcome, spans=tuple(held.trace.records)) if held else outcome)
             logger.info("request %s: done in %.2f s", job.request_id, outcome.seconds, extra=extra)

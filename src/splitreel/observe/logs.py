@@ -7,6 +7,7 @@ apply, so that any handler's format may name them: `%(request_id)s`.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -53,8 +54,11 @@ class PlaceFilter(logging.Filter):
 
 
 def set_up_worker_log() -> None:
-    """For a process that is ours alone: INFO and above to stderr, which Ray keeps in a file of the node."""
+    """For a process that is ours alone: to stderr, which Ray keeps in a file of the node.
+
+    Stages are logged at DEBUG, which `SPLITREEL_LOG_LEVEL=DEBUG` in a role's `env` shows.
+    """
     handler = logging.StreamHandler()
     handler.addFilter(PlaceFilter())
     handler.setFormatter(logging.Formatter(FORMAT))
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    logging.basicConfig(level=os.environ.get("SPLITREEL_LOG_LEVEL", "INFO").upper(), handlers=[handler])

@@ -45,6 +45,10 @@ class Observer:
                 logger.warning("trace: %s does not take spans and gets no more: %s", type(sink).__name__, error)
                 self._sinks.remove(sink)
 
+    def add(self, sink: Sink) -> None:
+        """One more sink, from now on."""
+        self._sinks.append(sink)
+
     def close(self) -> None:
         """Close the sinks; safe to call again."""
         sinks, self._sinks = self._sinks, []

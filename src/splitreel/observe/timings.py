@@ -133,7 +133,7 @@ def timings_of(spans: Iterable[SpanRecord]) -> Timings:
             and (span.worker, span.pid) == (last.worker, last.pid)
             and last.start <= span.start
             and span.end <= last.end
-            and span is not last
+            and span.name not in (stage, *HOP_PARTS)
         ]
         before = [span for span in known if span.worker == last.worker and span.pid == last.pid and span.stage == stage]
         stages.append(

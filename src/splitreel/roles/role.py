@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -13,6 +12,7 @@ import torch
 
 from splitreel.config import RoleSpec
 from splitreel.errors import MissingComponent, SplitreelError
+from splitreel.observe.logs import get_logger
 from splitreel.observe.spans import Place, SpanRecorder
 from splitreel.request import Stage
 from splitreel.roles.checkpoint import Checkpoint, open_checkpoint
@@ -21,7 +21,7 @@ from splitreel.roles.definition import GeometryFacts, ModelDefinition, StageProg
 from splitreel.roles.quiet import quiet
 from splitreel.wire import Payload
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 # diffusers and accelerate build models on the meta device by patching torch.nn.Module for the whole process; two
 # threads that load at once get each other's meta tensors ("Cannot copy out of meta tensor", seen).

@@ -9,7 +9,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from splitreel.serve.cli import generate, make_tiny, trace
+from splitreel.serve.cli import config, generate, make_tiny, trace
 from splitreel.serve.cli.codes import EXIT_CODES, USAGE
 from splitreel.serve.cli.failures import exit_code_of, explain
 from splitreel.serve.cli.logs import Verbose, set_verbosity
@@ -34,6 +34,7 @@ app = typer.Typer(
 app.command("generate", epilog=generate.EPILOG)(generate.generate)
 app.command("trace", epilog=trace.EPILOG)(trace.trace)
 app.command("make-tiny", epilog=make_tiny.EPILOG)(make_tiny.make_tiny)
+app.add_typer(config.app, name="config")
 
 # Typer brings a click of its own from 0.26 on; what it raises for wrong usage is the base of its BadParameter in both.
 _UsageError = typer.BadParameter.__mro__[1]

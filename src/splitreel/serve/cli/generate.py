@@ -20,6 +20,8 @@ splitreel generate --prompt "She sings." --reference image:her.png --reference a
 
 splitreel generate --prompts prompts.txt --seed 100 --output outputs/lake.mp4    writes outputs/lake-0001.mp4 and on
 
+splitreel generate --request request.yaml --seed 8
+
 splitreel generate --prompt "A storm." --set engine.max_in_flight=1 --json
 
 {EXIT_CODES}"""
@@ -46,6 +48,15 @@ def generate(
             show_default=False,
             help="Many films: a prompt per line (# starts a comment), or JSON lines with request fields, which override "
             "the options.",
+            rich_help_panel=_WHAT,
+        ),
+    ] = None,
+    request: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            show_default=False,
+            help="One film: a YAML or JSON file of request fields, which the options override.",
             rich_help_panel=_WHAT,
         ),
     ] = None,
@@ -108,9 +119,14 @@ def generate(
         ),
     ] = None,
     steps: Annotated[
-        int,
-        typer.Option(metavar="N", help="Sigma points: N make N - 1 transformer calls.", rich_help_panel=_SIZE),
-    ] = 50,
+        int | None,
+        typer.Option(
+            metavar="N",
+            show_default=False,
+            help="Sigma points: N make N - 1 transformer calls. Default: 50.",
+            rich_help_panel=_SIZE,
+        ),
+    ] = None,
     seed: Annotated[
         int | None,
         typer.Option(
@@ -132,12 +148,14 @@ def generate(
     set_verbosity(verbose)
     from splitreel.serve.cli.failures import Refused
     from splitreel.serve.cli.films import make_films
-    from splitreel.serve.cli.inputs import parse_reference, place_orders, read_config
+    from splitreel.serve.cli.inputs import parse_reference, place_orders, read_config, read_request, without_rivals
 
-    if (prompt is None) == (prompts is None):
-        found = "neither" if prompt is None else "both"
+    sources = {"--prompt": prompt, "--prompts": prompts, "--request": request}
+    named = [name for name, value in sources.items() if value is not None]
+    if not named or ("--prompts" in named and len(named) > 1):
         raise Refused(
-            f"--prompt, --prompts: expected one of the two, found {found}. Say what to show with --prompt TEXT."
+            f"{', '.join(sources)}: expected what to show, once, found {' and '.join(named) or 'none of them'}. Say it with "
+            "--prompt TEXT, alone or over a --request FILE, or make many films with --prompts FILE."
         )
     settings = read_config(config, overrides or [])
     given = {
@@ -153,5 +171,10 @@ def generate(
         "seed": seed,
     }
     flags = {name: value for name, value in given.items() if value is not None}
+    if request is not None:
+        own = read_request(request)
+        flags = {**without_rivals(own, flags), **flags}
+        if "prompt" not in flags:
+            raise Refused(f"--request: {request}: prompt: expected a text, found none. Add it, or give --prompt TEXT.")
     orders = place_orders(flags, prompts=prompts, output=output, overwrite=overwrite)
     raise typer.Exit(make_films(settings, orders, as_json=as_json))

@@ -10,6 +10,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from splitreel.config import Config, load_config
 from splitreel.errors import InvalidRequest
 from splitreel.media import check_encoders, check_output, probe_video, read_image, read_sound
@@ -23,7 +25,8 @@ _MINIMAL = """\
     roles:
       all: {device: cpu, dtype: float32}"""
 
-# Fields of a JSONL line. `output` is missing on purpose: the command line writes mp4 files, named by --output.
+# Fields of a JSONL line and of a request file. `output` is missing on purpose: the command line writes mp4 files, named
+# by --output.
 _LINE_FIELDS = tuple(name for name in GenerateRequest.__dataclass_fields__ if name != "output")
 
 
@@ -42,13 +45,19 @@ class Order:
 
 def read_config(path: Path | None, overrides: list[str]) -> Config:
     """The config that was named, or splitreel.yaml of this directory. Raises ConfigError or Refused."""
+    return load_config(find_config(path), overrides)
+
+
+def find_config(path: Path | None) -> Path:
+    """The file that was named, or splitreel.yaml of this directory. Raises Refused."""
     if path is not None:
-        return load_config(path, overrides)
+        return path
     if Path(DEFAULT_CONFIG).is_file():
-        return load_config(DEFAULT_CONFIG, overrides)
+        return Path(DEFAULT_CONFIG)
     raise Refused(
         f"--config: expected a config file, found no option and no {DEFAULT_CONFIG} in this directory. Give --config FILE, "
-        f"or write {DEFAULT_CONFIG}; this one makes noise with random weights, to try it out:\n{_MINIMAL}"
+        f"or write {DEFAULT_CONFIG} (splitreel config init); this one makes noise with random weights, to try it out:\n"
+        f"{_MINIMAL}"
     )
 
 
@@ -137,7 +146,7 @@ def _orders_of_file(prompts: Path, flags: Mapping[str, Any], target: Path) -> li
             if is_json:
                 own = _read_line(line)
             seed = {} if first_seed is None else {"seed": first_seed + index}
-            request = GenerateRequest(**{**_without_rivals(flags, own), **seed, **own}).with_seed()
+            request = GenerateRequest(**{**without_rivals(flags, own), **seed, **own}).with_seed()
         except (InvalidRequest, Refused) as error:
             bad.append(f"{origin}: {error.message}")
             continue
@@ -154,10 +163,25 @@ def _orders_of_file(prompts: Path, flags: Mapping[str, Any], target: Path) -> li
     return orders
 
 
-def _without_rivals(flags: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+def without_rivals(flags: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """The flags that hold for a line: its own length replaces the length of the flags, in whichever unit."""
     dropped = {"num_frames", "seconds"} if {"num_frames", "seconds"} & set(own) else set()
     return {name: value for name, value in flags.items() if name not in dropped}
+
+
+def read_request(path: Path) -> dict[str, Any]:
+    """The fields of a request file, YAML or JSON. Raises Refused."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise Refused(f"--request: expected a YAML or JSON file, found {error}.") from error
+    if not isinstance(content, dict):
+        found = "nothing" if content is None else type(content).__name__
+        raise Refused(f"--request: expected the fields of one request in {path}, found {found}.")
+    try:
+        return _checked_fields(content)
+    except Refused as error:
+        raise Refused(f"--request: {path}: {error.message}") from error
 
 
 def _read_line(line: str) -> dict[str, Any]:
@@ -167,11 +191,15 @@ def _read_line(line: str) -> dict[str, Any]:
         raise Refused(f"expected a JSON object, found {error}.") from error
     if not isinstance(content, dict):
         raise Refused(f"expected a JSON object, found {type(content).__name__}.")
-    unknown = [name for name in content if name not in _LINE_FIELDS]
-    if unknown:
-        raise Refused(f"{unknown[0]}: not a field of a line. Accepted: {', '.join(_LINE_FIELDS)}.")
     if "prompt" not in content:
         raise Refused("prompt: expected a text, found none.")
+    return _checked_fields(content)
+
+
+def _checked_fields(content: dict[str, Any]) -> dict[str, Any]:
+    unknown = [name for name in content if name not in _LINE_FIELDS]
+    if unknown:
+        raise Refused(f"{unknown[0]}: not a field of a request. Accepted: {', '.join(_LINE_FIELDS)}.")
     for name in ("image", "last_image"):
         if content.get(name) is not None and not isinstance(content[name], str):
             raise Refused(f"{name}: expected a path, found {content[name]!r}.")
