@@ -82,16 +82,27 @@ def two_requests() -> list[SpanRecord]:
     return maker.spans
 
 
-def failed_and_cancelled() -> list[SpanRecord]:
-    """One request whose second step failed, one that was cancelled while it waited."""
+def failed_and_cancelled(at: float = 0.0) -> list[SpanRecord]:
+    """One request whose second step failed, one that was cancelled while it waited; from the moment `at`."""
     maker = TraceMaker()
-    maker.stage("bad", "encode", 0.0, 1.0)
+    maker.stage("bad", "encode", at + 0.0, at + 1.0)
     why = "ValueError: the film tore"
-    maker.add("dit", "denoise.step", "bad", "denoise", 1.1, 1.5, index=1)
-    maker.add("dit", "denoise.step", "bad", "denoise", 1.5, 1.8, "error", why, index=2)
-    maker.add("dit", "denoise", "bad", "denoise", 1.1, 1.8, "error", why)
-    maker.add("driver", "call", "bad", "denoise", 1.0, 1.9, "error", f"StageError: {why}", to="dit")
-    maker.add("driver", "request", "bad", "", 0.0, 1.9, "error", f"StageError: {why}")
-    maker.add("driver", "queue", "gone", "", 0.0, 0.5, "cancelled", "RequestCancelled: cancelled before it started")
-    maker.add("driver", "request", "gone", "", 0.0, 0.5, "cancelled", "RequestCancelled: cancelled before it started")
+    maker.add("dit", "denoise.step", "bad", "denoise", at + 1.1, at + 1.5, index=1)
+    maker.add("dit", "denoise.step", "bad", "denoise", at + 1.5, at + 1.8, "error", why, index=2)
+    maker.add("dit", "denoise", "bad", "denoise", at + 1.1, at + 1.8, "error", why)
+    maker.add("driver", "call", "bad", "denoise", at + 1.0, at + 1.9, "error", f"StageError: {why}", to="dit")
+    maker.add("driver", "request", "bad", "", at + 0.0, at + 1.9, "error", f"StageError: {why}")
+    maker.add(
+        "driver", "queue", "gone", "", at + 0.0, at + 0.5, "cancelled", "RequestCancelled: cancelled before it started"
+    )
+    maker.add(
+        "driver",
+        "request",
+        "gone",
+        "",
+        at + 0.0,
+        at + 0.5,
+        "cancelled",
+        "RequestCancelled: cancelled before it started",
+    )
     return maker.spans

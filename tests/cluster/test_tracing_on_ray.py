@@ -8,7 +8,6 @@ import os
 import signal
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import psutil
@@ -18,19 +17,17 @@ from prometheus_client.parser import text_string_to_metric_families
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from clockwork import submitted
+from slow_payloads import DELAY, produce_encoded
 from splitreel.cluster.embedded import EmbeddedCluster
 from splitreel.engine.backend import StageReceipt
 from splitreel.engine.engine import Engine
 from splitreel.errors import RequestCancelled, StageError
 from splitreel.observe.report import critical_path, requests
 from splitreel.observe.spans import SpanRecord, TraceContext
-from splitreel.observe.timings import timings_of
+from splitreel.observe.timings import STAGES, timings_of
 from splitreel.request import Stage
-from splitreel.wire import Packed
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")]
-
-DELAY = 0.3
 
 
 class Kept:
@@ -52,7 +49,7 @@ def kept(engine: Engine) -> Kept:
 
 
 async def test_the_parts_of_a_request_are_its_time(engine: Engine) -> None:
-    plan = {stage: {"steps": 3, "seconds": 0.3} for stage in Stage}
+    plan = {stage: {"steps": 3, "seconds": 0.3} for stage in STAGES}
     began = time.monotonic()
     film = await engine.submit("timed", "t2va", submitted("timed", **plan)).result(30)
     measured = time.monotonic() - began
@@ -64,7 +61,6 @@ async def test_the_parts_of_a_request_are_its_time(engine: Engine) -> None:
     assert [name for name, _ in timings[1].spans] == ["denoise.step"] * 3 + ["pack"]
     for item in timings:
         assert item.seconds == pytest.approx(0.9, abs=0.1)
-    print("measured", measured, timings.parts)
 
 
 async def test_context_travels_in_the_header(engine: Engine) -> None:
@@ -73,28 +69,8 @@ async def test_context_travels_in_the_header(engine: Engine) -> None:
     payload = submitted("carried", trace=context.carrier())
     film = await engine.submit("carried", "t2va", payload, context=context).result(30)
     assert {span.trace_id for span in film.spans} == {context.trace_id}
-    assert {span.parent_id for span in film.spans if span.name in Stage} == {context.span_id}
+    assert {span.parent_id for span in film.spans if span.name in STAGES} == {context.span_id}
     assert len({span.span_id for span in film.spans}) == len(film.spans)
-
-
-class SlowToRead(Packed):
-    """Takes its time to be deserialised."""
-
-    def __reduce__(self) -> Any:
-        return _slowly, (self.header, self.buffers)
-
-
-def _slowly(header: bytes, buffers: tuple[Any, ...]) -> Packed:
-    time.sleep(DELAY)
-    return Packed(header, buffers)
-
-
-def _produce(seconds: float, slow_to_read: bool) -> Packed:
-    """An `encoded` payload of 8 MB, too large to travel with the reference."""
-    time.sleep(seconds)
-    packed = submitted("probe", size=8_000_000)
-    encoded = Packed(packed.header.replace(b'"submitted"', b'"encoded"'), packed.buffers)
-    return SlowToRead(encoded.header, encoded.buffers) if slow_to_read else encoded
 
 
 def raylets(address: str) -> list[psutil.Process]:
@@ -119,7 +95,7 @@ async def test_a_delay_shows_up_where_it_is(cluster: EmbeddedCluster, engine: En
         if name != member.node.node_id and ip != cluster.address.split(":")[0]
     )
     away = NodeAffinitySchedulingStrategy(other, soft=False)
-    produce = ray.remote(num_cpus=0)(_produce).options(scheduling_strategy=away)
+    produce = ray.remote(num_cpus=0)(produce_encoded).options(scheduling_strategy=away)
     await asyncio.to_thread(ray.get, produce.remote(0.0, False))  # the process that runs it is up now
     late = DELAY if where == "producer" else 0.0
     reference = produce.remote(late, where == "receiver")
@@ -144,7 +120,6 @@ async def test_a_delay_shows_up_where_it_is(cluster: EmbeddedCluster, engine: En
             assert 0.7 * DELAY <= seconds[name] <= DELAY + 0.25, seconds
         else:
             assert seconds[name] < 0.12, seconds
-    print(where, {name: round(value * 1e3, 1) for name, value in seconds.items()})
 
 
 async def test_a_failed_request_ends_with_the_failing_span(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
@@ -226,7 +201,7 @@ async def test_prometheus_counts_what_ran(engine: Engine) -> None:
     assert grown["splitreel_stage_seconds_count", "decode", "encoder_decoder"] == 3
     assert grown["splitreel_stage_seconds_count", "encode", "encoder_decoder"] == 4
     assert grown["splitreel_stage_seconds_count", "denoise", "dit"] == 3
-    assert grown["splitreel_payload_logical_bytes_total", "driver-to-encode"] == 5 * 1000
+    assert grown["splitreel_payload_logical_bytes_total", "driver-to-encode"] == 3 * 1000 + 2 * 64
     assert grown["splitreel_payload_logical_bytes_total", "denoise-to-decode"] == 3 * 32
     wire = sum(hop.payload.wire_bytes for film in films for hop in timings_of(film.spans).hops[-1:] if hop.payload)
     assert grown["splitreel_payload_wire_bytes_total", "decode-to-driver"] == wire

@@ -74,20 +74,20 @@ class RequestTrace:
         self._context = context
         self._above = above
         self._began = self._waiting_since = time.monotonic()
-        self._running = False
+        self._waits = True  # for a stage to be ordered
 
     def stage_begins(self, stage: str, worker: str) -> float:
         """The stage is ordered now; when that was."""
         now = time.monotonic()
         self._observer.metrics.call_began(worker, self._request_id)
         self._cover("queue", stage, self._waiting_since, now)
-        self._running = True
+        self._waits = False
         return now
 
     def stage_ended(self, stage: str, worker: str, began: float, error: BaseException | None) -> None:
         """The answer, or the news that none will come, is here."""
         self._waiting_since = time.monotonic()
-        self._running = False
+        self._waits = error is None
         self._observer.metrics.call_ended(worker, self._request_id)
         self._cover("call", stage, began, self._waiting_since, error, to=worker)
 
@@ -109,7 +109,7 @@ class RequestTrace:
 
     def end(self, error: BaseException | None) -> None:
         """The request has ended; `error` says how."""
-        if error is not None and not self._running:
+        if error is not None and self._waits:
             self._cover("queue", "", self._waiting_since, time.monotonic(), error)
         above = self._above.span_id if self._above else None
         now = time.monotonic()

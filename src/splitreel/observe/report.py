@@ -86,8 +86,10 @@ def requests(spans: Iterable[SpanRecord]) -> list[RequestReport]:
         last = ""
         if root is not None and root.status != "ok":
             bad = [span for span in own if span.status != "ok" and span.name not in ("request", "call")]
-            outer = max(bad, key=lambda span: (span.worker != "driver", span.end), default=root)
-            last = f"{outer.name}: {outer.error or root.error}"
+            ending = max(bad, key=lambda span: (span.worker != "driver", span.end), default=root)
+            while inner := next((span for span in bad if span.parent_id == ending.span_id), None):
+                ending = inner
+            last = f"{ending.name}: {ending.error or root.error}"
         reports.append(RequestReport(request_id, status, root.seconds if root else 0.0, timings, last))
     return reports
 
