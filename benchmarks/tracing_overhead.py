@@ -24,6 +24,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from splitreel import Config, GenerateRequest, Session
 from splitreel.config import parse_config
 from splitreel.observe.files import read_spans
+from splitreel.observe.spans import Place, SpanRecorder
 
 
 def config(address: str, trace: dict[str, Any]) -> Config:
@@ -39,11 +40,39 @@ def config(address: str, trace: dict[str, Any]) -> Config:
     )
 
 
-def seconds_of(session: Session, steps: int, output: str) -> float:
+def seconds_of(session: Session, steps: int, output: str) -> tuple[float, float]:
+    """Seconds by the clock, and seconds of CPU that this process used (of all of it, where the address is `local`)."""
     request = GenerateRequest(prompt="An alpine lake at sunrise.", steps=steps, seed=1, output=output)  # type: ignore[arg-type]
-    began = time.perf_counter()
+    began, used = time.perf_counter(), time.process_time()
     session.generate(request)
-    return time.perf_counter() - began
+    return time.perf_counter() - began, time.process_time() - used
+
+
+def microseconds_per_span(repeat: int = 20_000) -> float:
+    """What recording one span costs, less what the empty block costs."""
+
+    def run(enabled: bool) -> float:
+        spans = SpanRecorder(Place("dit", "dit", "here"), request_id="r", stage="denoise", enabled=enabled)
+        began = time.perf_counter()
+        for index in range(repeat):
+            with spans.span("denoise.step", index=index):
+                pass
+        return time.perf_counter() - began
+
+    return (run(True) - run(False)) / repeat * 1e6
+
+
+def compared(taken: dict[str, list[tuple[float, float]]], which: int) -> dict[str, Any]:
+    """Medians in seconds, the median difference of neighbours, and how much `off` itself varies (quartiles)."""
+    on, off = ([pair[which] for pair in taken[name]] for name in ("on", "off"))
+    median = statistics.median(off)
+    differences = [one - other for one, other in zip(on, off, strict=True)]
+    return {
+        "median_on": round(statistics.median(on), 4),
+        "median_off": round(median, 4),
+        "median_difference_percent": round(100 * statistics.median(differences) / median, 3),
+        "quartiles_of_off_percent": [round(100 * (value / median - 1), 2) for value in statistics.quantiles(off, n=4)],
+    }
 
 
 def main() -> None:
@@ -53,7 +82,7 @@ def main() -> None:
     parser.add_argument("--output", default="tensor", help="mp4, frames or tensor")
     parser.add_argument("--address", default="local", help="cluster.address")
     options = parser.parse_args()
-    taken: dict[str, list[float]] = {"on": [], "off": []}
+    taken: dict[str, list[tuple[float, float]]] = {"on": [], "off": []}
     with tempfile.TemporaryDirectory() as folder:
         file = os.path.join(folder, "trace.jsonl")
         with (
@@ -67,20 +96,20 @@ def main() -> None:
                 for name in ("on", "off") if index % 2 else ("off", "on"):
                     taken[name].append(seconds_of(sessions[name], options.steps, options.output))
         spans = len(read_spans(file))
-    medians = {name: statistics.median(values) for name, values in taken.items()}
-    differences = [on - off for on, off in zip(taken["on"], taken["off"], strict=True)]
+    each = round(spans / (options.requests + 1))
+    cost = microseconds_per_span()
     json.dump(
         {
             "requests_each": options.requests,
             "steps": options.steps,
             "address": options.address,
-            "spans_per_request": round(spans / (options.requests + 1)),
-            "median_seconds": {name: round(value, 4) for name, value in medians.items()},
-            "median_difference_percent": round(100 * statistics.median(differences) / medians["off"], 3),
-            "difference_of_medians_percent": round(100 * (medians["on"] - medians["off"]) / medians["off"], 3),
-            "quartiles_of_off_percent": [
-                round(100 * (value / medians["off"] - 1), 2) for value in statistics.quantiles(taken["off"], n=4)
-            ],
+            "wall": compared(taken, 0),
+            "cpu": compared(taken, 1),
+            "spans_per_request": each,
+            "microseconds_per_span": round(cost, 2),
+            "recording_percent_of_wall": round(
+                100 * each * cost / 1e6 / statistics.median(w for w, _ in taken["off"]), 4
+            ),
             "load_average": os.getloadavg()[0],
             "cpus": os.cpu_count(),
             "python": platform.python_version(),

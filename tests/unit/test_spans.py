@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from contextlib import contextmanager
 from typing import Any
 
@@ -182,6 +184,19 @@ def test_log_records_say_what_they_are_about(caplog: pytest.LogCaptureFixture) -
     assert logging.Formatter(FORMAT).format(foreign).endswith("INFO diffusers: hello")
     PlaceFilter().filter(caplog.records[1])
     assert logging.Formatter(FORMAT).format(caplog.records[1]).endswith(" [10.0.0.2, dit, r1]: inside")
+
+
+def test_importing_configures_no_logging_and_registers_no_metrics() -> None:
+    code = (
+        "import logging, prometheus_client, opentelemetry.trace as otel, splitreel.session\n"
+        "ours = [n for n, l in logging.root.manager.loggerDict.items()"
+        " if n.startswith('splitreel') and getattr(l, 'handlers', None)]\n"
+        "assert not ours and not logging.root.handlers, (ours, logging.root.handlers)\n"
+        "assert b'splitreel' not in prometheus_client.generate_latest()\n"
+        "assert 'Proxy' in type(otel.get_tracer_provider()).__name__\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_section_is_checked_and_reaches_the_workers() -> None:

@@ -10,6 +10,7 @@ the SDK's spans, because figures of a result must not depend on `OTEL_SDK_DISABL
 
 from __future__ import annotations
 
+import asyncio
 import os
 import secrets
 import time
@@ -275,4 +276,4 @@ def status_of(error: BaseException | None) -> Status:
     """How a span ends that ended with `error`."""
     if error is None:
         return "ok"
-    return "cancelled" if isinstance(error, RequestCancelled | GeneratorExit) else "error"
+    return "cancelled" if isinstance(error, RequestCancelled | GeneratorExit | asyncio.CancelledError) else "error"
