@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import difflib
 import os
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from splitreel.errors import ConfigError
 from splitreel.request import Stage
@@ -56,6 +57,27 @@ class RoleSpec:
         return getattr(torch, names.get(component, names["default"]))
 
 
+def _known_workflows(value: Any) -> Any:
+    """One message about a wrong workflow, where a union would give one for each of its halves."""
+    names = value if isinstance(value, list) else [value]
+    known = get_args(Workflow)
+    wrong = [name for name in names if name not in known]
+    if wrong or not names:
+        raise ValueError(f"expected {', '.join(known)} or a list of them, found {reprlib.repr(value)}")
+    return value
+
+
+def _known_dtypes(value: Any) -> Any:
+    """Likewise for a dtype, or a mapping of components to dtypes."""
+    names = list(value.values()) if isinstance(value, dict) else [value]
+    wrong = [name for name in names if name not in DTYPES]
+    if wrong or not names:
+        raise ValueError(f"expected one of {', '.join(DTYPES)}, found {reprlib.repr(wrong[0] if wrong else value)}")
+    if isinstance(value, dict) and "default" not in value:
+        raise ValueError("expected a `default` among the components, e.g. {default: bfloat16, vae: float32}")
+    return value
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -64,7 +86,7 @@ class ModelConfig(_Section):
     """Which model, and what it is asked to make."""
 
     path: str = Field(description="A local directory, a hub id such as MiniMaxAI/MiniMax-H3, or tiny.", min_length=1)
-    workflow: Workflow | list[Workflow] = Field(
+    workflow: Annotated[Workflow | list[Workflow], BeforeValidator(_known_workflows)] = Field(
         default="t2va", description="t2va (text), fl2va (first/last keyframe), ref2va (references), or a list."
     )
     revision: str | None = Field(default=None, description="A hub branch, tag or commit.")
@@ -84,6 +106,18 @@ class ClusterConfig(_Section):
         "nodes on this machine for this session), or local (no Ray: everything in this process).",
         min_length=1,
     )
+
+    @field_validator("address")
+    @classmethod
+    def _address_form(cls, value: str) -> str:
+        words = ("auto", "embedded", "local")
+        host, colon, port = value.rpartition(":")
+        if value in words or (colon and host and port.isdecimal() and 0 < int(port) < 65536):
+            return value
+        near = difflib.get_close_matches(value, words, n=1)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        raise ValueError(f"expected HOST:PORT, auto, embedded or local, found {value!r}.{hint}")
+
     transport: Literal["object_store"] = "object_store"
     nodes: int = Field(default=2, ge=1, le=16, description="embedded only: how many nodes to start.")
 
@@ -97,7 +131,7 @@ class RoleConfig(_Section):
     nodes: list[str] | None = Field(default=None, description="Several nodes: one worker on each.")
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
     num_gpus: float | None = Field(default=None, ge=0, description="Default: 1 for cuda, 0 for cpu.")
-    dtype: DtypeName | dict[str, DtypeName] = Field(
+    dtype: Annotated[DtypeName | dict[str, DtypeName], BeforeValidator(_known_dtypes)] = Field(
         default="bfloat16", description="One for all components, or per component with a `default`."
     )
     threads: int | None = Field(
@@ -114,13 +148,6 @@ class RoleConfig(_Section):
                 if item not in list(Stage):
                     raise ValueError(f"expected stages out of {', '.join(Stage)}, found {item!r}")
             return [Stage(item) for item in value]
-        return value
-
-    @field_validator("dtype")
-    @classmethod
-    def _dtype_default(cls, value: Any) -> Any:
-        if isinstance(value, dict) and "default" not in value:
-            raise ValueError("expected a `default` among the components, e.g. {default: bfloat16, vae: float32}")
         return value
 
     @property
@@ -258,6 +285,8 @@ def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
     """Read a YAML file and apply `a.b=c` overrides. Raises ConfigError that names every wrong setting by its path."""
     file = Path(path)
     try:
+        if file.exists() and not file.is_file():
+            raise OSError("a folder, pipe or device")
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"config: expected a readable YAML file at {file}, found {error}.") from error
@@ -319,7 +348,7 @@ def _explain(error: ValidationError) -> list[str]:
             message = str(item["ctx"]["error"])
             lines.append(f"{path}: {message}." if path else f"{message}.")
         else:
-            lines.append(f"{path}: {item['msg'][0].lower()}{item['msg'][1:]}, found {found!r}.")
+            lines.append(f"{path}: {item['msg'][0].lower()}{item['msg'][1:]}, found {reprlib.repr(found)}.")
     return list(dict.fromkeys(lines))
 
 

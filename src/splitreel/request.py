@@ -7,6 +7,7 @@ the checkpoint's geometry; here only what is true of any request is checked.
 from __future__ import annotations
 
 import math
+import operator
 import os
 import secrets
 import uuid
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from splitreel.errors import InvalidRequest
 from splitreel.media import Clip, Sound, write_film
+from splitreel.media.target import create_partial
 from splitreel.observe.spans import SpanRecorder
 from splitreel.observe.timings import Timings
 
@@ -94,7 +96,7 @@ def new_request_id() -> str:
     return uuid.uuid4().hex[:12]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class GenerateRequest:
     """One film to make.
 
@@ -118,7 +120,16 @@ class GenerateRequest:
     request_id: str = field(default_factory=new_request_id)
 
     def __post_init__(self) -> None:
+        if isinstance(self.references, str | ImageReference | VideoReference | AudioReference):
+            raise InvalidRequest(
+                f"references: expected a list, found one {type(self.references).__name__}. Put it in [ ].",
+                field="references",
+            )
         object.__setattr__(self, "references", tuple(self.references))
+        for name in ("num_frames", "height", "width", "steps", "seed", "priority"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float | str | None) and hasattr(value, "__index__"):
+                object.__setattr__(self, name, operator.index(value))  # numpy's whole numbers
         check_plain_fields(self)
 
     @property
@@ -157,6 +168,10 @@ def check_plain_fields(request: GenerateRequest) -> None:
         refuse("prompt", "one string", type(prompt).__name__, "One request makes one film; send several.")
     if not request.prompt.strip():
         refuse("prompt", "a text that is not empty", request.prompt)
+    try:
+        str(prompt).encode()
+    except UnicodeEncodeError as error:
+        refuse("prompt", "valid Unicode", f"half a character at {error.start}", "Read the text as UTF-8.")
     for name in ("num_frames", "height", "width", "steps", "priority"):
         value = getattr(request, name)
         if value is None and name in ("num_frames", "height", "width"):
@@ -225,7 +240,7 @@ class Effective:
         return self.num_frames / self.fps
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class GenerateResult:
     """A finished film, in the form that the request asked for.
 
@@ -265,10 +280,13 @@ class GenerateResult:
                 f"saved at {fps:g} the two would drift apart. Leave fps out.",
                 field="fps",
             )
+        target = Path(path)
+        if target.suffix.lower() != ".mp4":
+            raise InvalidRequest(f"path: expected a name that ends in .mp4, found {target.name!r}.", field="path")
         if self.recorder is None:
-            return self._write(Path(path), sound=sound)
+            return self._write(target, sound=sound)
         with self.recorder() as spans, spans.span("save") as attributes:
-            written = self._write(Path(path), sound=sound)
+            written = self._write(target, sound=sound)
             attributes["bytes"] = written.stat().st_size
         return written
 
@@ -289,8 +307,7 @@ class GenerateResult:
 
 
 def _write_whole(target: Path, content: bytes) -> Path:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    partial = create_partial(target)
     try:
         partial.write_bytes(content)
         partial.replace(target)

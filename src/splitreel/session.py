@@ -155,14 +155,14 @@ class Session:
                         if isinstance(error, QueueFull) and window:
                             held_back = request  # its turn comes when one of ours has ended
                             break
-                        if not return_errors:
-                            raise
-                        window.append(error)
+                        window.append(error)  # raised or yielded when its turn comes
                 if not window:
                     return
                 job = window[0]
                 try:
-                    result: GenerateResult | Exception = job if isinstance(job, Exception) else job.result()
+                    if isinstance(job, Exception):
+                        raise job
+                    result: GenerateResult | Exception = job.result()
                 except Exception as error:
                     if not return_errors:
                         raise
@@ -219,6 +219,13 @@ class Session:
 
     def _prepare(self, request: GenerateRequest) -> _Prepared:
         """In the caller's thread: an OpenTelemetry span that is open there is above the request's own."""
+        asked: object = request
+        if not isinstance(asked, GenerateRequest):
+            raise InvalidRequest(
+                f"request: expected a GenerateRequest, found {type(asked).__name__}. For a text, use "
+                "GenerateRequest(prompt=text).",
+                field="request",
+            )
         effective, payload = prepare(request, self.geometry, self.config.model.workflows)
         above = TraceContext.current()
         context = TraceContext.new(above)
@@ -353,7 +360,7 @@ class AsyncSession:
     ) -> AsyncIterator[GenerateResult]:
         """As `Session.stream`; closing the iterator cancels what is left."""
         source = iter(requests)
-        window: list[JobHandle] = []
+        window: list[JobHandle | Exception] = []
         held_back: GenerateRequest | None = None
         try:
             while True:
@@ -362,19 +369,23 @@ class AsyncSession:
                     held_back = None
                     try:
                         window.append(await self.submit(request, on_progress=on_progress))
-                    except QueueFull:
-                        if not window:
-                            raise
-                        held_back = request
-                        break
+                    except Exception as error:
+                        if isinstance(error, QueueFull) and window:
+                            held_back = request
+                            break
+                        window.append(error)  # raised when its turn comes
                 if not window:
                     return
-                result = await self.result(window[0])
+                job = window[0]
+                if isinstance(job, Exception):
+                    raise job
+                result = await self.result(job)
                 window.pop(0)
                 yield result
         finally:
             for left in window:
-                left.cancel()
+                if isinstance(left, JobHandle):
+                    left.cancel()
 
     async def health(self) -> list[WorkerHealth]:
         """As `Session.health`."""

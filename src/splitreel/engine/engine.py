@@ -39,6 +39,7 @@ from splitreel.engine.job import Film, Job
 from splitreel.engine.scheduler import Limits, Scheduler
 from splitreel.errors import (
     ClusterError,
+    InvalidRequest,
     QueueFull,
     RequestCancelled,
     RequestTimeout,
@@ -167,9 +168,9 @@ class Engine:
         if self._closed:
             raise ClusterError("session: expected an open one, found it closed. Open a new session.")
         if request_id in self._held:
-            raise RequestCancelled(
+            raise InvalidRequest(
                 f"request_id: expected a new one, found {request_id!r} in use. Leave it out to get one.",
-                request_id=request_id,
+                field="request_id",
             )
         job = Job(
             request_id=request_id,
@@ -239,6 +240,8 @@ class Engine:
 
     def _handle(self, event: Event) -> None:
         """Feed one event; events that arise while commands are carried out wait their turn."""
+        if self._closed:
+            return  # everyone was told already; what workers still report is of no use
         self._events.append(event)
         if self._handling:
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -13,6 +14,8 @@ from splitreel.errors import RequestCancelled, RequestTimeout
 from splitreel.observe.progress import Progress
 from splitreel.observe.spans import SpanRecord
 from splitreel.request import Stage
+
+logger = logging.getLogger(__name__)
 
 State = Literal["queued", "running", "completed", "failed", "cancelled"]
 
@@ -114,4 +117,8 @@ class Job:
         self.last_progress = progress
         self._changed.set()
         for listener in list(self.listeners):
-            listener(progress)
+            try:
+                listener(progress)
+            except Exception:
+                # A listener's fault must not harm the request, the engine's loop, or the other listeners.
+                logger.exception("request %s: a progress listener failed", self.request_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +22,12 @@ from splitreel.request import Stage
 from splitreel.roles.checkpoint import Checkpoint
 from splitreel.roles.control import StageControl
 from splitreel.wire import Header, Payload
+
+# diffusers logs "Error in block" and the traceback of whatever leaves its blocks, a cancel included; what is an error is
+# reported by the role, once.
+logging.getLogger("diffusers.modular_pipelines.modular_pipeline").addFilter(
+    lambda record: not record.getMessage().startswith("Error in block")
+)
 
 # Values of the request that travel on with every payload.
 _CARRIED = ("num_frames", "height", "width", "steps", "seed", "output")
