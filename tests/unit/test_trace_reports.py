@@ -65,7 +65,7 @@ def test_clocks_are_laid_together_without_believing_wall_clocks() -> None:
     laid = report.aligned(two_requests())
     starts = {(span.request_id, span.name): span.start for span in laid if span.name in ("encode", "denoise", "decode")}
     assert starts["r1", "encode"] == pytest.approx(CALL, abs=1e-6)
-    assert starts["r1", "denoise"] == pytest.approx(1.0 + CALL + 0.5, abs=0.3)
+    assert starts["r1", "denoise"] == pytest.approx(1.0 + CALL + 0.5, abs=1e-6)
     assert starts["r2", "decode"] == pytest.approx(9.0 + CALL, abs=1e-6)
 
 

@@ -161,8 +161,8 @@ def critical_path(spans: Sequence[SpanRecord]) -> list[Piece]:
 def aligned(spans: Sequence[SpanRecord]) -> list[SpanRecord]:
     """The spans with all clocks laid onto the driver's, zero at the first: for display, good to a few milliseconds.
 
-    A worker's stage lies within the call that ordered it, which bounds what has to be added to its clock from both
-    sides. The wall clock is used only where a process ran no stage.
+    A worker's hop and stage lie within the call that ordered them, which bounds what has to be added to its clock from
+    both sides. The wall clock is used only where a process ran no stage.
     """
     driver = next((span for span in spans if _driver(span)), None)
     shifts = _shifts(spans)
@@ -182,13 +182,13 @@ def _shifts(spans: Sequence[SpanRecord]) -> dict[tuple[str, int], float]:
     for span in spans:
         if span.name == "call":
             calls[span.request_id, span.stage, span.attributes.get("to", "")].append(span)
-        elif span.name in STAGES:
+        elif span.request_id and not _driver(span):
             runs[span.request_id, span.stage, span.worker].append(span)
     bounds: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
     for key, found in runs.items():
-        if len(found) == 1 and len(calls.get(key, ())) == 1:
-            run, call = found[0], calls[key][0]
-            bounds[run.node, run.pid].append((call.start - run.start, call.end - run.end))
+        if len(calls.get(key, ())) == 1:
+            call, began, ended = calls[key][0], min(span.start for span in found), max(span.end for span in found)
+            bounds[found[0].node, found[0].pid].append((call.start - began, call.end - ended))
     return {
         process: (max(low for low, _ in pairs) + min(high for _, high in pairs)) / 2
         for process, pairs in bounds.items()
