@@ -206,9 +206,8 @@ class WorkerHost:
                 made, receipt = self._take_and_run(stage, arrive, control)
             except Exception as error:
                 logger.debug("%s ended: %s: %s", stage, type(error).__name__, error)
-                bare = isinstance(error, RequestCancelled | PayloadGone)
-                failure = Failure.of(error) if bare else self.stage_failure(error, stage, request_id)
-                return None, Reply(failure=failure, spans=spans.finish())
+                # No local name for the failure: it holds the error, whose traceback holds this frame and the payload.
+                return None, Reply(failure=self._failure(error, stage, request_id), spans=spans.finish())
             finally:
                 with self._lock:
                     self._control = None
@@ -302,6 +301,11 @@ class WorkerHost:
                 **place,
             )
             return Reply(failure=replace(plain, error=located))
+
+    def _failure(self, error: Exception, stage: Stage, request_id: str) -> Failure:
+        if isinstance(error, RequestCancelled | PayloadGone):
+            return Failure.of(error)
+        return self.stage_failure(error, stage, request_id)
 
     def stage_failure(self, error: Exception, stage: Stage, request_id: str) -> Failure:
         """An exception as a StageError that says which stage of which request failed, on which node, in which role."""
