@@ -66,8 +66,16 @@ class Program:
         kind = "film" if following is None else KINDS[following]
         header = payload.header
         path = [*values["path"], f"{self.stage}@{os.getpid()}"]
+        read = {**values["read"], **{name: os.environ.get(name) for name in plan.get("reads", ())}}
         return Payload(
-            Header(header.request_id, header.workflow, kind, header.schema, header.geometry, {**values, "path": path}),
+            Header(
+                header.request_id,
+                header.workflow,
+                kind,
+                header.schema,
+                header.geometry,
+                {**values, "path": path, "read": read},
+            ),
             {"data": made},
         )
 
@@ -142,7 +150,10 @@ class Clockwork:
 
     def payload_spec(self, stage: Stage, workflow: str, geometry: Any) -> PayloadSpec:
         return PayloadSpec(
-            KINDS[stage], self.schema, (FieldSpec("data", ("uint8",), (None,)),), {"plan": dict, "path": list}
+            KINDS[stage],
+            self.schema,
+            (FieldSpec("data", ("uint8",), (None,)),),
+            {"plan": dict, "path": list, "read": dict},
         )
 
     def build_stage(
@@ -157,7 +168,7 @@ class Clockwork:
 def submitted(request_id: str, workflow: str = "t2va", size: int = 64, **plan: Any) -> Packed:
     """What a request of this model starts from: `encode={"steps": 3, "seconds": 0.1}` and so on."""
     data = torch.arange(size, dtype=torch.int64).to(torch.uint8)
-    header = Header(request_id, workflow, "submitted", (1, 0), "clockwork", {"plan": plan, "path": []})
+    header = Header(request_id, workflow, "submitted", (1, 0), "clockwork", {"plan": plan, "path": [], "read": {}})
     return pack(Payload(header, {"data": data}))
 
 
