@@ -152,19 +152,19 @@ class FilmSize:
         """The most that a stage holds beside its weights, as diffusers' blocks run in bfloat16.
 
         encode: all layers' hidden states are kept (`output_hidden_states`), and one layer's gated feed-forward; with
-        references or keyframes one tile of the float32 VAE encoder at full resolution, four feature maps at once.
+        references or keyframes one tile of the float32 VAE encoder: five feature maps at full resolution, and four frames.
         denoise: the block's gated feed-forward (both halves, their activation, the product) and five row tensors.
-        decode: the film in float32 three times (decoded, scaled, clamped) and one tile of the VAE decoder.
+        decode: the film in float32 three times (decoded, scaled, clamped), or once and a tile of the VAE decoder.
         """
         match stage:
             case Stage.ENCODE:
                 rows = self.text_rows * 2 * ((dims.text_layers + 1) * dims.text_dim + 3 * dims.text_ffn)
-                tile = 256 * 256 * dims.vae_encoder_channels * 4 * 4
+                tile = 256 * 256 * dims.vae_encoder_channels * 4
                 frames = dims.clip_length if self.references else 1 if self.condition_rows else 0
-                return max(rows, tile * frames)
+                return max(rows, tile * (5 * frames + 4) if frames else 0)
             case Stage.DENOISE:
                 return self.rows(dims) * 2 * (4 * dims.ffn + 5 * dims.hidden)
             case Stage.DECODE:
                 film = self.num_frames * 3 * self.height * self.width * 4
                 tokens = (256 // dims.spatial_ratio) ** 2 * (2 * dims.clip_length // dims.temporal_ratio)
-                return 3 * film + tokens * dims.vae_decoder_dim * 4 * 16
+                return max(3 * film, film + tokens * dims.vae_decoder_dim * 4 * 8)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
+from splitreel.errors import ConfigError
 from splitreel.plan.layouts import Figures
 
 PANEL_WIDTH, PANEL_HEIGHT = 560, 380
@@ -30,8 +31,11 @@ def draw_sweep(rows: Sequence[Figures], path: Path, title: str) -> None:
     top = _nice(max(served, default=1.0) / 60)
     for index, machines in enumerate(counts):
         at = (index % columns * PANEL_WIDTH, 50 + index // columns * PANEL_HEIGHT)
-        _panel(pen, at, [row for row in rows if row.machines == machines], rates[-1], top)
-    image.save(path, format="PNG")
+        _panel(pen, at, [row for row in rows if row.machines == machines], _nice(rates[-1]), top)
+    try:
+        image.save(path, format="PNG")
+    except OSError as error:
+        raise ConfigError(f"--sweep: expected a place to write {path}, found {error}. Choose another one.") from error
 
 
 def _panel(pen: ImageDraw.ImageDraw, at: tuple[int, int], rows: Sequence[Figures], most: float, top: float) -> None:
@@ -43,7 +47,8 @@ def _panel(pen: ImageDraw.ImageDraw, at: tuple[int, int], rows: Sequence[Figures
         return left + rate / most * width, upper + height - minutes / top * height
 
     machines = rows[0].machines
-    pen.text((left, at[1] + 14), f"{machines} machine{'s' if machines > 1 else ''}", fill=_INK, font=_font(16))
+    title = f"{machines} machine{'s' if machines > 1 else ''}: minutes within which 95 % of films are there"
+    pen.text((left, at[1] + 14), title, fill=_INK, font=_font(15))
     for step in range(5):
         minutes, rate = top * step / 4, most * step / 4
         _, y = place(0, minutes)
@@ -53,7 +58,6 @@ def _panel(pen: ImageDraw.ImageDraw, at: tuple[int, int], rows: Sequence[Figures
         pen.text((x, upper + height + 6), f"{rate:g}", fill=_INK, font=_font(12), anchor="mt")
     pen.line([(left, upper), (left, upper + height), (left + width, upper + height)], fill=_INK, width=2)
     pen.text((left + width / 2, upper + height + 24), "requests per hour", fill=_INK, font=_font(13), anchor="mt")
-    pen.text((at[0] + 12, upper - 4), "95 % wait\nat most\n(minutes)", fill=_INK, font=_font(12))
     for index, name in enumerate(dict.fromkeys(row.name for row in rows)):
         colour = _COLOURS[index % len(_COLOURS)]
         own = [row for row in rows if row.name == name]
@@ -73,6 +77,6 @@ def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
 
 
 def _nice(value: float) -> float:
-    """The next of 1, 2, 4, 6, 8 times a power of ten."""
+    """The next of 1, 2, 4, 6, 8, 10 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(max(value, 1e-9)))
     return next(step * power for step in (1, 2, 4, 6, 8, 10) if step * power >= value - 1e-12)

@@ -53,12 +53,11 @@ class Outcome:
 
 
 class _Residency:
-    """Which components a worker holds; the least recently used go first."""
+    """Which components a worker holds; where room is needed the largest goes first, so that small ones stay."""
 
     def __init__(self, hand: Hand) -> None:
         self.hand = hand
-        self.held: dict[str, int] = {}  # least recently used first
-        self.loaded_seconds = 0.0
+        self.held: dict[str, int] = {}
 
     def load(self, stage: Stage) -> float:
         """Seconds until the stage's components are resident."""
@@ -67,10 +66,10 @@ class _Residency:
         for name, size in needed.items():
             if name not in self.held:
                 missing += size
-            self.held.pop(name, None)
             self.held[name] = size
         if self.hand.budget is not None:
-            for name in [name for name in self.held if name not in needed]:
+            others = [name for name in self.held if name not in needed]
+            for name in sorted(others, key=lambda name: -self.held[name]):
                 if sum(self.held.values()) <= self.hand.budget:
                     break
                 del self.held[name]
