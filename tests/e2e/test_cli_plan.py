@@ -19,7 +19,7 @@ def test_it_fits_or_ends_with_3(tmp_path: Path) -> None:
 
 def test_a_config_of_its_own_and_a_sweep(tmp_path: Path) -> None:
     splitreel(tmp_path, "config", "init", "--nodes", "10.0.0.1,10.0.0.2", "--model", "tiny", "--device", "cpu")
-    nodes = ("--node", "10.0.0.1=1", "--node", "10.0.0.2=1")
+    nodes = ("--node", "10.0.0.1=4", "--node", "10.0.0.2=4")
     film = ("--height", "64", "--width", "64", "--times", "encode=2,denoise=60,decode=8", "--machines", "2")
     sweep = ("--sweep", "out/plan", "--rates", "10,30")
     done = json.loads(splitreel(tmp_path, "plan", "--config", "splitreel.yaml", *nodes, *film, *sweep, "--json").stdout)
