@@ -81,19 +81,28 @@ class Program:
                 os.close(os.open(once, os.O_CREAT | os.O_EXCL))
             except FileExistsError:
                 return
-        match trouble:
-            case "value error":
-                raise ValueError("the film tore")
-            case "awkward error":
-                raise AwkwardError(403, "Forbidden", "http://h", {}, b"")
-            case "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
-            case "stop":
-                os.kill(os.getpid(), signal.SIGSTOP)
-            case "hang":
-                time.sleep(3600)
-            case other:
-                raise AssertionError(other)
+        _cause(trouble)
+
+
+def _cause(trouble: str) -> None:
+    match trouble:
+        case "value error":
+            raise ValueError("the film tore")
+        case "awkward error":
+            raise AwkwardError(403, "Forbidden", "http://h", {}, b"")
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case "hang":
+            time.sleep(3600)
+        case "eat memory":
+            held = []
+            while len(held) < 60:  # 6 GB: more than any threshold that a test sets leaves
+                held.append(b"x" * 100_000_000)
+            time.sleep(60)
+        case other:
+            raise AssertionError(other)
 
 
 def _pass_time(seconds: float, *, hold_gil: bool) -> None:
@@ -114,6 +123,8 @@ class Clockwork:
     schema: tuple[int, int] = (1, 0)
     workflows: tuple[str, ...] = ("t2va", "ref2va")
     load_seconds: dict[str, float] = field(default_factory=dict)
+    trouble_at_load: dict[str, str] = field(default_factory=dict)  # by stage
+    trouble_at_prepare: str | None = None
 
     def locate(self, path: str) -> str:
         return path
@@ -125,6 +136,8 @@ class Clockwork:
         raise KeyError(name)
 
     def read_geometry(self, checkpoint: Checkpoint, workflows: Sequence[str]) -> Facts:
+        if self.trouble_at_prepare is not None:
+            _cause(self.trouble_at_prepare)
         return Facts()
 
     def payload_spec(self, stage: Stage, workflow: str, geometry: Any) -> PayloadSpec:
@@ -136,6 +149,8 @@ class Clockwork:
         self, stage: Stage, workflow: str, components: Mapping[str, Any], checkpoint: Checkpoint, geometry: Any
     ) -> Program:
         time.sleep(self.load_seconds.get(str(stage), 0.0))
+        if str(stage) in self.trouble_at_load:
+            _cause(self.trouble_at_load[str(stage)])
         return Program(stage)
 
 

@@ -120,3 +120,8 @@ class InvalidPayload(WireError):
 
 class StageError(SplitreelError):
     """A stage raised. Details: `request_id`, `stage`, `role`, `node`, `error_type`, `remote_traceback`."""
+
+    def __init__(self, message: str, **details: Any) -> None:
+        super().__init__(message, **details)
+        if details.get("remote_traceback"):
+            self.add_note(f"On the worker:\n{details['remote_traceback']}")

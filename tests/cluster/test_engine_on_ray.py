@@ -42,7 +42,7 @@ async def until(job: Job, stage: Stage, done: int) -> None:
 
 async def test_three_requests_overlap(cluster: EmbeddedCluster, open_engine: Any) -> None:
     """At some moment encode of N+1, denoise of N and decode of N-1 have all started and not all finished."""
-    even = {stage: {"steps": 2, "seconds": 0.15} for stage in ("encode", "denoise", "decode")}
+    even = {stage: {"steps": 2, "seconds": 0.4} for stage in ("encode", "denoise", "decode")}
     roles = {"encoder": {"node": "rack=left"}, "dit": {"node": "rack=right"}, "decoder": {"node": "rack=spare"}}
     running: dict[str, tuple[float, float]] = {}
 

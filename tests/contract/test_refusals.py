@@ -203,3 +203,20 @@ def test_the_pitch_of_a_reference_sound_is_kept(rate: int, samples: Samples, tmp
     ).numpy()
     assert waveform.shape == (2, 32000)
     assert abs(int(np.abs(np.fft.rfft(waveform[0])).argmax()) - 1000) <= 1
+
+
+def test_twelve_references_of_three_kinds_are_served(samples: Samples) -> None:
+    """Each kind has its own limit, a clip's own sound counts to none of them, and twelve in all are fine."""
+    references = [
+        *[ImageReference(samples.first)] * 6,
+        *[VideoReference(samples.clip)] * 3,
+        *[AudioReference(samples.mono)] * 3,
+    ]
+    _, payload = prepare(GenerateRequest(prompt="A lake.", references=references), RELEASED, ALL)
+    assert {name: len(value) for name, value in payload.tensors.items()} == {"pictures": 6, "clips": 3, "sounds": 6}
+    long = tone((300.0,), 15.0, 8000)
+    request = GenerateRequest(
+        prompt="A lake.",
+        references=[ImageReference(samples.first), VideoReference(samples.clip), AudioReference(long)],
+    )
+    prepare(request, RELEASED, ALL)

@@ -63,3 +63,8 @@ def test_both_roles_on_one_device_must_fit_together() -> None:
     assert "transformer 66.0 GB (dit)" in message
     assert "found 110.0 GB free" in message
     check_memory([A, replace(B, node=A.node, device="cuda:1")])
+
+
+def test_the_driver_counts_as_well() -> None:
+    with pytest.raises(VersionMismatch, match=r"splitreel: driver 1\.1, encoder_decoder on 10\.0\.0\.1 0\.1\.0"):
+        compare([A, B], {**VERSIONS, "splitreel": "1.1"})

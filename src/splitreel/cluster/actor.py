@@ -30,7 +30,16 @@ from splitreel.wire import Packed
 class WorkerActor:
     """One worker process."""
 
-    def __init__(self, model: ModelDefinition, spec: RoleSpec, name: str, environment: dict[str, str]) -> None:
+    def __init__(
+        self,
+        model: ModelDefinition,
+        spec: RoleSpec,
+        name: str,
+        environment: dict[str, str],
+        secrets: dict[str, str],
+    ) -> None:
+        """`environment`: what this process was started with, as people may see it. `secrets`: variables to set now."""
+        os.environ.update(secrets)
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
         context = ray.get_runtime_context()
         node = NodeFacts(node_id=context.get_node_id(), name=ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]

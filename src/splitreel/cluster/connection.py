@@ -12,9 +12,11 @@ from dataclasses import dataclass
 
 import ray
 from ray._private import state as ray_state
+from ray.exceptions import RayError
 
 from splitreel.cluster.embedded import EmbeddedCluster
 from splitreel.cluster.placement import Node
+from splitreel.cluster.reach import reach, resolve, same
 from splitreel.errors import ClusterUnreachable
 
 
@@ -44,6 +46,7 @@ class Connection:
                     free_gpus=free.get(row["NodeID"], {}).get("GPU", 0.0),
                     labels=dict(row.get("Labels") or {}),
                     holders=tuple(holders.get(row["NodeID"], ())),
+                    ports=(row["NodeManagerPort"], row["ObjectManagerPort"]),
                 )
             )
         heads = {row["NodeID"] for row in ray.nodes() if "node:__internal_head__" in row["Resources"]}  # type: ignore[no-untyped-call]
@@ -71,11 +74,13 @@ def connect(address: str, *, nodes: int, report: Callable[[str], None] = lambda 
         return Connection(cluster.address, joined=True, embedded=cluster)
     if ray.is_initialized():
         current = ray.get_runtime_context().gcs_address
-        wanted = os.environ.get("RAY_ADDRESS", "auto") if address == "auto" else address
-        if wanted not in ("auto", current):
+        wanted = (os.environ.get("RAY_ADDRESS") or "auto") if address == "auto" else address
+        if wanted != "auto" and not same(resolve(wanted), current):
             _refuse_second(wanted)
         return Connection(current, joined=False)
-    _init(address)
+    head = resolve(address)
+    reach(head, discovered=address == "auto" and not os.environ.get("RAY_ADDRESS"))
+    _init(head)
     return Connection(ray.get_runtime_context().gcs_address, joined=True)
 
 
@@ -84,7 +89,8 @@ def _actors_by_node() -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for row in ray_state.actors().values():
         if row["State"] == "ALIVE":
-            shown = f"{row['ActorClassName']} (pid {row['Pid']}, job {row['JobID']})"
+            name = row["ActorClassName"].rpartition(".")[2]
+            shown = f"{name} (pid {row['Pid']}, job {row['JobID']})"
             found.setdefault(row["Address"]["NodeID"], []).append(shown)
     return found
 
@@ -100,21 +106,17 @@ def _refuse_second(wanted: str) -> None:
 
 
 def _init(address: str) -> None:
-    wanted = os.environ.get("RAY_ADDRESS", "auto") if address == "auto" else address
     ray_logger = logging.getLogger("ray")
     level = ray_logger.level
     ray_logger.setLevel(logging.ERROR)  # "Connecting to...", and that a thread other than the main one sets no signals
     try:
-        ray.init(address=wanted, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
-    except (ConnectionError, RuntimeError, ValueError, TimeoutError, OSError) as error:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
+    except (RayError, ConnectionError, RuntimeError, ValueError, TimeoutError, OSError) as error:
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        hint = (
-            "No Ray runs on this machine: start it (ray start --head), give its address, or use embedded."
-            if wanted == "auto"
-            else "See that the head runs there, that the port is right, and that RAY_AUTH_TOKEN is the cluster's."
-        )
         raise ClusterUnreachable(
-            f"cluster.address: expected a Ray cluster at {wanted}, found {first_line}. {hint}", address=wanted
+            f"cluster.address: expected to join the Ray cluster at {address}, found {first_line}. See that Ray runs on this "
+            "machine too (ray start --address=...), and that it is the same version as the head's.",
+            address=address,
         ) from error
     finally:
         ray_logger.setLevel(level)

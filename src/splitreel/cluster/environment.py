@@ -1,7 +1,7 @@
 """The environment of a worker's process, built here and nowhere else.
 
 Explicit value in the config > the driver's environment (allow-list only) > the worker's own. It is handed to Ray as the
-actor's runtime environment, so it is in place before the process imports anything.
+actor's runtime environment, so it is in place before the process imports anything; secrets alone go another way.
 """
 
 from __future__ import annotations
@@ -26,9 +26,23 @@ def worker_environment(explicit: Mapping[str, str]) -> dict[str, str]:
     return {**forwarded, **explicit}
 
 
+def is_secret(name: str) -> bool:
+    """Whether a variable's value is to be kept from logs and health. `HF_TOKEN` is one, `TOKENIZERS_PARALLELISM` and
+    `HF_TOKEN_PATH` are not.
+    """
+    words = name.upper().split("_")
+    return words[-1] not in ("PATH", "FILE", "DIR") and any(word.endswith(SECRET_WORDS) for word in words)
+
+
+def split(environment: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """What Ray may set as the worker's process starts, and the secrets, which the worker sets itself.
+
+    Ray writes a runtime environment into its logs as it is, on every node that prepares it.
+    """
+    plain = {name: value for name, value in environment.items() if not is_secret(name)}
+    return plain, {name: value for name, value in environment.items() if is_secret(name)}
+
+
 def shown(environment: Mapping[str, str]) -> dict[str, str]:
     """The same with secrets masked, fit for logs and health."""
-    return {
-        name: "***" if any(word in name.upper() for word in SECRET_WORDS) else value
-        for name, value in environment.items()
-    }
+    return {name: "***" if is_secret(name) else value for name, value in environment.items()}

@@ -13,12 +13,12 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from splitreel.config import RoleSpec
 from splitreel.engine.backend import StageReceipt, WorkerHealth
-from splitreel.errors import CheckpointError, RequestCancelled, SplitreelError, StageError
+from splitreel.errors import RequestCancelled, SplitreelError, StageError, WorkerNotReady
 from splitreel.observe.progress import LoadProgress, Progress
 from splitreel.request import Stage
 from splitreel.roles.control import StageControl
@@ -70,9 +70,11 @@ class Failure:
     @classmethod
     def of(cls, error: BaseException) -> Failure:
         """Describe an exception."""
+        frames = traceback.extract_tb(error.__traceback__)
+        where = f"in {frames[-1].name}, {frames[-1].filename}:{frames[-1].lineno}" if frames else "without words"
         return cls(
             error_type=type(error).__name__,
-            message=str(error),
+            message=str(error) or where,
             remote_traceback="".join(traceback.format_exception(error)),
             error=error if isinstance(error, SplitreelError) else None,
         )
@@ -133,7 +135,7 @@ class WorkerHost:
         self._loads = 0
 
     def prepare(self) -> Reply:
-        """Check files and read the geometry; a `WorkerFacts`, or a CheckpointError that names node and role too."""
+        """Check files and read the geometry; a `WorkerFacts`, or a CheckpointError or WorkerNotReady, which say where."""
 
         def work() -> WorkerFacts:
             geometry = self._role.prepare()
@@ -151,10 +153,10 @@ class WorkerHost:
                 memory_free=self._role.memory_free(),
             )
 
-        return self._reply(work)
+        return self._reply("check its files", work)
 
     def load(self) -> Reply:
-        """Load the role's components, reporting each to the journal; None, or a CheckpointError."""
+        """Load the role's components, reporting each to the journal; None, or an error as of `prepare`."""
 
         def report(component: str, done: int, total: int, num_bytes: int, seconds: float) -> None:
             self._journal.add(LoadProgress(self.name, self.node.name, component, done, total, num_bytes, seconds))
@@ -164,7 +166,7 @@ class WorkerHost:
             self._role.load(report)
             self._state = "ready"
 
-        return self._reply(work)
+        return self._reply("load", work)
 
     def run_stage(self, stage: Stage, request_id: str, packed: Packed) -> tuple[Packed | None, Reply]:
         """Run a stage. The payload (None on failure) and a Reply with a StageReceipt, apart, so that the receipt can
@@ -251,17 +253,24 @@ class WorkerHost:
             control.stop()
         self._role.unload()
 
-    def _reply(self, work: Callable[[], Any]) -> Reply:
+    def _reply(self, what: str, work: Callable[[], Any]) -> Reply:
+        """The outcome of a part of the start; an error says in which role and where it happened."""
         try:
             return Reply(value=work())
-        except CheckpointError as error:
-            where = f"node {self.node.name}, role {self._spec.role}"
-            located = type(error)(
-                f"{where}, {error.message}", **{**error.details, "node": self.node.name, "role": self._spec.role}
-            )
-            return Reply(failure=Failure.of(located.with_traceback(error.__traceback__)))
         except Exception as error:
-            return Reply(failure=Failure.of(error))
+            plain = Failure.of(error)
+            place = {"role": self._spec.role, "node": self.node.name}
+            if isinstance(error, SplitreelError):
+                message = f"node {self.node.name}, role {self._spec.role}, {error.message}"
+                return Reply(failure=replace(plain, error=type(error)(message, **{**error.details, **place})))
+            located = WorkerNotReady(
+                f"role {self._spec.role} on {self.node.name}: expected worker {self.name} to {what}, found "
+                f"{plain.error_type}: {plain.message}",
+                error_type=plain.error_type,
+                remote_traceback=plain.remote_traceback,
+                **place,
+            )
+            return Reply(failure=replace(plain, error=located))
 
     def stage_failure(self, error: Exception, stage: Stage, request_id: str) -> Failure:
         """An exception as a StageError that says which stage of which request failed, on which node, in which role."""

@@ -16,7 +16,7 @@ from ray.exceptions import ActorUnschedulableError, OutOfMemoryError, RayActorEr
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from splitreel.cluster.actor import WorkerActor
-from splitreel.cluster.environment import shown, worker_environment
+from splitreel.cluster.environment import shown, split, worker_environment
 from splitreel.cluster.host import Reply, WorkerFacts, reply_value
 from splitreel.cluster.placement import Node, Wish
 from splitreel.config import EngineConfig, RoleSpec
@@ -74,11 +74,12 @@ class Member:
         self.node, self._on_event, self._on_lost = node, on_event, on_lost
         self._lost = asyncio.get_running_loop().create_future()
         self.silent = False
+        plain, secrets = split(self._env)
         self._actor = WorkerActor.options(  # type: ignore[attr-defined]
             num_gpus=self.wish.gpus,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False),
-            runtime_env={"env_vars": self._env} if self._env else None,
-        ).remote(self._model, self.spec, self.name, shown(self._env))
+            runtime_env={"env_vars": plain} if plain else None,
+        ).remote(self._model, self.spec, self.name, shown(self._env), secrets)
         facts: WorkerFacts = await self._ask(
             self._actor.prepare.remote(), self._settings.worker_timeout, "check its files"
         )
@@ -264,4 +265,7 @@ def reason(error: BaseException) -> str:
             "set RAY_memory_usage_threshold (or RAY_memory_monitor_refresh_ms=0) where Ray is started."
         )
     lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if "raised in its creation task" in text:
+        # Only what the process needs in order to start at all runs there; the words that matter come last.
+        return f"its process could not start: {lines[-1][:500]}. See that splitreel is installed there as it is here."
     return f"{type(error).__name__}: {' '.join(lines[:2])[:500]}"

@@ -14,7 +14,9 @@ from splitreel.errors import PlacementError
 
 @dataclass(frozen=True)
 class Node:
-    """A live node. GPUs are Ray's numbers; `holders` names the actors of others that hold some of them, if known."""
+    """A live node. GPUs are Ray's numbers; `holders` names the actors of others that hold some of them, if known.
+    `ports`: those of its raylet, on which tasks and objects arrive.
+    """
 
     node_id: str
     address: str
@@ -23,6 +25,7 @@ class Node:
     free_gpus: float = 0.0
     labels: dict[str, str] = field(default_factory=dict)
     holders: tuple[str, ...] = ()
+    ports: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         return f'{self.address} "{self.hostname}" {self.gpus:g} GPU'

@@ -6,7 +6,7 @@ A node behind NAT, a firewall or a half-cut link can join a cluster and look hea
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,11 +14,35 @@ import ray
 from ray.exceptions import RayError
 
 from splitreel.cluster.member import Member, as_future, reason
+from splitreel.cluster.placement import Node
 from splitreel.errors import ClusterError
 
 # Above Ray's limit for objects that travel inside messages (100 KB), so that it goes from store to store.
 PROBE_BYTES = 1 << 20
 DRIVER = "driver"
+
+
+async def knock(placed: Mapping[str, Node], timeout: float) -> None:
+    """Raise ClusterError naming the nodes whose ports do not answer this machine: no call would ever reach a worker.
+
+    Ray itself would wait for such a node without a word.
+    """
+
+    async def reach(worker: str, node: Node, port: int) -> str | None:
+        try:
+            _, writer = await asyncio.wait_for(asyncio.open_connection(node.address, port), timeout)
+        except (TimeoutError, OSError) as error:
+            found = getattr(error, "strerror", None) or f"no answer within {timeout:g} s"
+            return f"{DRIVER} → {worker} ({node.address}) port {port}: {found}"
+        writer.close()
+        return None
+
+    tries = [reach(worker, node, port) for worker, node in placed.items() for port in node.ports]
+    _raise(
+        [failure for failure in await asyncio.gather(*tries) if failure is not None],
+        "the driver to reach every node",
+        timeout,
+    )
 
 
 async def probe(members: Sequence[Member], timeout: float) -> None:
@@ -34,10 +58,14 @@ async def probe(members: Sequence[Member], timeout: float) -> None:
     ]
     checks += [_to_driver(member.name, offers[member.name], timeout) for member in members]
     failures = [failure for failure in await asyncio.gather(*checks) if failure is not None]
+    _raise(failures, f"{PROBE_BYTES >> 20} MiB to pass between all roles", timeout)
+
+
+def _raise(failures: list[str], expected: str, timeout: float) -> None:
     if failures:
         raise ClusterError(
-            f"link: expected {PROBE_BYTES >> 20} MiB to pass between all roles within {timeout:g} s, found that it did not: "
-            f"{'; '.join(failures)}. Open Ray's ports in that direction, or give each node the address that others reach.",
+            f"link: expected {expected} within {timeout:g} s, found that it did not: {'; '.join(failures)}. Open Ray's "
+            "ports in that direction, or give each node the address that others reach.",
             failures=failures,
         )
 

@@ -1,6 +1,6 @@
 """The Ray backend: members placed by node id, checked before anything loads, and replaced when lost.
 
-Start: join → place → create → each checks its files → compare → probe the links → load in parallel. Nothing loads
+Start: join → place → knock → create → each checks its files → compare → probe the links → load in parallel. Nothing loads
 before all that can be checked cheaply has been; whatever fails, all that was started is ended.
 """
 
@@ -20,7 +20,7 @@ from splitreel.cluster.handshake import check_memory, compare
 from splitreel.cluster.host import versions
 from splitreel.cluster.member import Member, as_future, reason
 from splitreel.cluster.placement import Node, Wish, place
-from splitreel.cluster.probe import probe
+from splitreel.cluster.probe import knock, probe
 from splitreel.config import Config
 from splitreel.engine.backend import Listener, PayloadGone, StageReceipt, WorkerHealth, WorkerInfo
 from splitreel.errors import PlacementError, SplitreelError, WorkerLost
@@ -71,6 +71,7 @@ class RayBackend:
         self._gpus_before = {node.node_id: node.free_gpus for node in nodes}
         members = list(self._members.values())
         placed = place([member.wish for member in members], nodes)
+        await knock(placed, self._config.engine.probe_timeout)
         await _all([member.create(placed[member.name], self._on_event, self._on_lost) for member in members])
         facts = [member.facts for member in members if member.facts is not None]
         compare(facts, versions())

@@ -1,0 +1,116 @@
+"""A driver inside a network namespace; prints one JSON object. Run by test_netns: CASE ADDRESS FOLDER DEVICE."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from clockwork import film_digest, submitted
+from conftest import opened
+from splitreel.engine.engine import Engine
+from splitreel.engine.job import Job
+from splitreel.errors import SplitreelError
+from splitreel.request import Stage
+from splitreel.wire import unpack
+
+SLOW = {"denoise": {"steps": 20, "seconds": 0.1}}
+
+
+async def film_of(job: Job, blocks: int = 1) -> bool:
+    """Whether the film is what an undisturbed request makes."""
+    film = await job.result(60)
+    return bytes(unpack(film.payload).tensors["data"].numpy()) == film_digest(blocks=blocks)  # type: ignore[union-attr]
+
+
+async def at_step(job: Job, stage: Stage, done: int) -> None:
+    async for step in job.progress():
+        if step.stage == stage and step.done >= done:
+            return
+
+
+def link(device: str, state: str) -> None:
+    subprocess.run(["ip", "link", "set", device, state], check=True)
+
+
+async def workers(engine: Engine) -> dict[str, Any]:
+    return {
+        report.worker: {"node": report.node, "state": report.state, "loads": report.loads, "pid": report.pid}
+        for report in await engine.health()
+    }
+
+
+async def normal(address: str, folder: Path, device: str) -> dict[str, Any]:
+    """Two requests, and a third during which the link is down for a moment."""
+    roles = {"encoder_decoder": {"node": "10.77.0.1"}, "dit": {"nodes": ["splitreel-1", "169.254.77.2"]}}
+    async with opened(folder, address, roles, lost_after=8.0) as engine:
+        jobs = [engine.submit(name, "t2va", submitted(name, **SLOW)) for name in ("r1", "r2")]
+        right = [await film_of(job) for job in jobs]
+        before = await workers(engine)
+        job = engine.submit("blip", "t2va", submitted("blip", **SLOW))
+        await at_step(job, Stage.DENOISE, 3)
+        link(device, "down")
+        await asyncio.sleep(2)
+        link(device, "up")
+        right.append(await film_of(job))
+        return {"right": right, "before": before, "after": await workers(engine)}
+
+
+async def blocked(address: str, folder: Path, device: str) -> dict[str, Any]:
+    """A start over a link that lets only the head's port through."""
+    roles = {"encoder_decoder": {"node": "10.77.0.1"}, "dit": {"node": "10.77.0.2"}}
+    began = time.monotonic()
+    try:
+        async with opened(folder, address, roles, probe_timeout=3.0):
+            return {"error": None}
+    except SplitreelError as error:
+        return {"error": type(error).__name__, "message": str(error), "seconds": time.monotonic() - began}
+
+
+async def cut(address: str, folder: Path, device: str) -> dict[str, Any]:
+    """The link is down in mid-denoise until the worker counts as lost, and then in mid-hop for good."""
+    roles = {"encoder_decoder": {"node": "10.77.0.1"}, "dit": {"node": "10.77.0.2"}}
+    async with opened(folder, address, roles, lost_after=2.0, restarts=2, worker_timeout=12.0) as engine:
+        before = await workers(engine)
+        job = engine.submit("denoise", "t2va", submitted("denoise", denoise={"steps": 40, "seconds": 0.1}))
+        await at_step(job, Stage.DENOISE, 3)
+        began = time.monotonic()
+        link(device, "down")
+        while (await workers(engine))["dit"]["state"] != "lost":
+            await asyncio.sleep(0.05)
+        noticed = time.monotonic() - began
+        link(device, "up")
+        right = await film_of(job)
+        resumed = time.monotonic() - began
+        after = await workers(engine)
+        hop = engine.submit("hop", "t2va", submitted("hop", encode={"steps": 3, "seconds": 0.1, "blocks": 500_000}))
+        await at_step(hop, Stage.ENCODE, 3)
+        began = time.monotonic()
+        link(device, "down")
+        try:
+            await hop.result(60)
+            outcome = "film"
+        except SplitreelError as error:
+            outcome = f"{type(error).__name__}: {error}"
+        ended = time.monotonic() - began
+        state = (await workers(engine))["dit"]["state"]
+    link(device, "up")
+    return {
+        "before": before,
+        "noticed": noticed,
+        "right": right,
+        "resumed": resumed,
+        "after": after,
+        "outcome": outcome,
+        "ended": ended,
+        "state": state,
+    }
+
+
+if __name__ == "__main__":
+    case, head, where, veth = sys.argv[1:]
+    print(json.dumps(asyncio.run(globals()[case](head, Path(where), veth))))
