@@ -189,3 +189,25 @@ def test_every_stage_takes_more_for_a_longer_film() -> None:
     for stage in (Stage.DENOISE, Stage.DECODE):
         assert long.activation_bytes(stage, Dims()) > 2.5 * short.activation_bytes(stage, Dims())
     assert set(RELEASED) == {"text_encoder", "vae", "audio_vae", "transformer", "transformer_ref"}
+
+
+GUIDE = Path(__file__).parents[2] / "docs" / "two-machines.md"
+
+
+@pytest.mark.parametrize(
+    ("row", "memory"),
+    [
+        ("2 × 128 GB unified", ("128:unified", "128:unified")),
+        ("2 × 80 GB", ("80", "80")),
+        ("2 × 48 GB", ("48", "48")),
+        ("4 × 24 GB", ("24", "24", "24", "24")),
+    ],
+)
+def test_the_guide_says_what_the_plan_says(row: str, memory: tuple[str, ...]) -> None:
+    line = next(line for line in GUIDE.read_text(encoding="utf-8").splitlines() if line.startswith(f"| {row} |"))
+    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    found = best_layout(machines(*memory), SIZES, FilmSize(), ("t2va",))
+    for load, cell in zip(found.loads[:2], cells[1:3], strict=True):
+        assert cell == f"{load.needed / GB:.1f} of {load.usable / GB:.1f} GB"
+    assert cells[3].startswith("fits" if found.fits else "does not fit")
+    assert ("tight" in cells[3]) == any(load.verdict == "tight" for load in found.loads)
