@@ -68,6 +68,7 @@ class Program:
         kind = "film" if following is None else KINDS[following]
         header = payload.header
         path = [*values["path"], f"{self.stage}@{os.getpid()}"]
+        read = {**values["read"], **{name: os.environ.get(name) for name in plan.get("reads", ())}}
         return Payload(
             Header(
                 header.request_id,
@@ -75,7 +76,7 @@ class Program:
                 kind,
                 header.schema,
                 header.geometry,
-                {**values, "path": path},
+                {**values, "path": path, "read": read},
                 header.trace,
             ),
             {"data": made},
@@ -152,7 +153,10 @@ class Clockwork:
 
     def payload_spec(self, stage: Stage, workflow: str, geometry: Any) -> PayloadSpec:
         return PayloadSpec(
-            KINDS[stage], self.schema, (FieldSpec("data", ("uint8",), (None,)),), {"plan": dict, "path": list}
+            KINDS[stage],
+            self.schema,
+            (FieldSpec("data", ("uint8",), (None,)),),
+            {"plan": dict, "path": list, "read": dict},
         )
 
     def build_stage(
@@ -169,7 +173,7 @@ def submitted(
 ) -> Packed:
     """What a request of this model starts from: `encode={"steps": 3, "seconds": 0.1}` and so on."""
     data = torch.arange(size, dtype=torch.int64).to(torch.uint8)
-    values = {"plan": plan, "path": []}
+    values = {"plan": plan, "path": [], "read": {}}
     header = Header(request_id, workflow, "submitted", (1, 0), "clockwork", values, trace or {})
     return pack(Payload(header, {"data": data}))
 

@@ -23,7 +23,7 @@ from splitreel.cluster.probe import knock, probe
 from splitreel.cluster.transport import arrive
 from splitreel.config import Config
 from splitreel.engine.backend import Listener, PayloadGone, StageReceipt, WorkerHealth, WorkerInfo, hop_into
-from splitreel.errors import PlacementError, SplitreelError, WorkerLost
+from splitreel.errors import SplitreelError, WorkerLost
 from splitreel.observe.logs import get_logger
 from splitreel.observe.progress import LoadProgress, Progress
 from splitreel.observe.spans import SpanRecord, SpanRecorder
@@ -196,18 +196,15 @@ class RayBackend:
         logger.warning("%s", error, extra=member.where)
 
     def _node_again(self, member: Member) -> Node:
-        """The node that the worker was on, also when its Ray was started anew and has another id."""
+        """The node that the worker was on, also when its Ray was started anew and has another id; else one that the
+        config allows for it now.
+        """
         assert self._connection is not None
         assert member.node is not None
         nodes = self._connection.nodes()
         same = [node for node in nodes if node.node_id == member.node.node_id]
         renewed = [node for node in nodes if node.address == member.node.address]
-        if same or renewed:
-            return (same or renewed)[0]
-        raise PlacementError(
-            f"{member.wish.where}: expected node {member.node} to be alive, found it gone. Start Ray there again.",
-            node=member.node.address,
-        )
+        return (same or renewed or [place([member.wish], nodes)[member.name]])[0]
 
 
 def _bring(reference: Any, timeout: float, spans: SpanRecorder) -> Packed:
