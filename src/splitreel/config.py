@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import difflib
 import os
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from splitreel.errors import ConfigError
 from splitreel.request import Stage
@@ -44,6 +45,9 @@ class RoleSpec:
     device: str
     dtypes: tuple[tuple[str, str], ...]
     threads: int | None
+    trace_record: bool = True
+    trace_sync: bool = False
+    trace_nvtx: bool = False
 
     def torch_dtype(self, component: str) -> Any:
         """The torch dtype that a component is loaded in."""
@@ -51,6 +55,27 @@ class RoleSpec:
 
         names = dict(self.dtypes)
         return getattr(torch, names.get(component, names["default"]))
+
+
+def _known_workflows(value: Any) -> Any:
+    """One message about a wrong workflow, where a union would give one for each of its halves."""
+    names = value if isinstance(value, list) else [value]
+    known = get_args(Workflow)
+    wrong = [name for name in names if name not in known]
+    if wrong or not names:
+        raise ValueError(f"expected {', '.join(known)} or a list of them, found {reprlib.repr(value)}")
+    return value
+
+
+def _known_dtypes(value: Any) -> Any:
+    """Likewise for a dtype, or a mapping of components to dtypes."""
+    names = list(value.values()) if isinstance(value, dict) else [value]
+    wrong = [name for name in names if name not in DTYPES]
+    if wrong or not names:
+        raise ValueError(f"expected one of {', '.join(DTYPES)}, found {reprlib.repr(wrong[0] if wrong else value)}")
+    if isinstance(value, dict) and "default" not in value:
+        raise ValueError("expected a `default` among the components, e.g. {default: bfloat16, vae: float32}")
+    return value
 
 
 class _Section(BaseModel):
@@ -61,7 +86,7 @@ class ModelConfig(_Section):
     """Which model, and what it is asked to make."""
 
     path: str = Field(description="A local directory, a hub id such as MiniMaxAI/MiniMax-H3, or tiny.", min_length=1)
-    workflow: Workflow | list[Workflow] = Field(
+    workflow: Annotated[Workflow | list[Workflow], BeforeValidator(_known_workflows)] = Field(
         default="t2va", description="t2va (text), fl2va (first/last keyframe), ref2va (references), or a list."
     )
     revision: str | None = Field(default=None, description="A hub branch, tag or commit.")
@@ -81,6 +106,18 @@ class ClusterConfig(_Section):
         "nodes on this machine for this session), or local (no Ray: everything in this process).",
         min_length=1,
     )
+
+    @field_validator("address")
+    @classmethod
+    def _address_form(cls, value: str) -> str:
+        words = ("auto", "embedded", "local")
+        host, colon, port = value.rpartition(":")
+        if value in words or (colon and host and port.isdecimal() and 0 < int(port) < 65536):
+            return value
+        near = difflib.get_close_matches(value, words, n=1)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        raise ValueError(f"expected HOST:PORT, auto, embedded or local, found {value!r}.{hint}")
+
     transport: Literal["object_store"] = "object_store"
     nodes: int = Field(default=2, ge=1, le=16, description="embedded only: how many nodes to start.")
 
@@ -94,7 +131,7 @@ class RoleConfig(_Section):
     nodes: list[str] | None = Field(default=None, description="Several nodes: one worker on each.")
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
     num_gpus: float | None = Field(default=None, ge=0, description="Default: 1 for cuda, 0 for cpu.")
-    dtype: DtypeName | dict[str, DtypeName] = Field(
+    dtype: Annotated[DtypeName | dict[str, DtypeName], BeforeValidator(_known_dtypes)] = Field(
         default="bfloat16", description="One for all components, or per component with a `default`."
     )
     threads: int | None = Field(
@@ -111,13 +148,6 @@ class RoleConfig(_Section):
                 if item not in list(Stage):
                     raise ValueError(f"expected stages out of {', '.join(Stage)}, found {item!r}")
             return [Stage(item) for item in value]
-        return value
-
-    @field_validator("dtype")
-    @classmethod
-    def _dtype_default(cls, value: Any) -> Any:
-        if isinstance(value, dict) and "default" not in value:
-            raise ValueError("expected a `default` among the components, e.g. {default: bfloat16, vae: float32}")
         return value
 
     @property
@@ -160,6 +190,22 @@ class EngineConfig(_Section):
     restart_pause: float = Field(default=1.0, ge=0, description="Before the first try; doubled for each further one.")
 
 
+class TraceConfig(_Section):
+    """Where spans go, and what else is done to get them. Whatever is set here, the same stages and hops run."""
+
+    file: str | None = Field(
+        default=None, min_length=1, description="A JSONL file, begun anew by each session; for `splitreel trace`."
+    )
+    otlp_endpoint: str | None = Field(
+        default=None, pattern=r"^https?://", description="Where to send spans, such as http://localhost:4318/v1/traces."
+    )
+    sync: bool = Field(
+        default=False, description="Wait for the CUDA device at both ends of each span: exact steps, somewhat slower."
+    )
+    nvtx: bool = Field(default=False, description="Mark the spans as NVTX ranges where a CUDA device is.")
+    record: bool = Field(default=True, description="false: no spans at all, to measure what they cost.")
+
+
 class Config(_Section):
     """The whole file."""
 
@@ -167,6 +213,7 @@ class Config(_Section):
     cluster: ClusterConfig = ClusterConfig()
     roles: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")], RoleConfig] = Field(min_length=1)
     engine: EngineConfig = EngineConfig()
+    trace: TraceConfig = TraceConfig()
 
     @model_validator(mode="after")
     def _whole(self) -> Config:
@@ -228,6 +275,9 @@ class Config(_Section):
             device=settings.device,
             dtypes=tuple(sorted(dtypes.items())),
             threads=settings.threads,
+            trace_record=self.trace.record,
+            trace_sync=self.trace.sync,
+            trace_nvtx=self.trace.nvtx,
         )
 
 
@@ -235,6 +285,8 @@ def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
     """Read a YAML file and apply `a.b=c` overrides. Raises ConfigError that names every wrong setting by its path."""
     file = Path(path)
     try:
+        if file.exists() and not file.is_file():
+            raise OSError("a folder, pipe or device")
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"config: expected a readable YAML file at {file}, found {error}.") from error
@@ -244,7 +296,7 @@ def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
         raise ConfigError(f"config: expected YAML in {file}, found {error}.") from error
     if not isinstance(content, dict):
         raise ConfigError(
-            f"config: expected a mapping with model, cluster, roles and engine in {file}, found "
+            f"config: expected a mapping with model, cluster, roles, engine and trace in {file}, found "
             f"{'nothing' if content is None else type(content).__name__}."
         )
     return parse_config(content, overrides, origin=str(file))
@@ -296,7 +348,7 @@ def _explain(error: ValidationError) -> list[str]:
             message = str(item["ctx"]["error"])
             lines.append(f"{path}: {message}." if path else f"{message}.")
         else:
-            lines.append(f"{path}: {item['msg'][0].lower()}{item['msg'][1:]}, found {found!r}.")
+            lines.append(f"{path}: {item['msg'][0].lower()}{item['msg'][1:]}, found {reprlib.repr(found)}.")
     return list(dict.fromkeys(lines))
 
 
@@ -310,6 +362,7 @@ def _closest(location: tuple[int | str, ...]) -> str:
         "cluster": ClusterConfig,
         "roles": RoleConfig,
         "engine": EngineConfig,
+        "trace": TraceConfig,
     }
     section = sections.get(str(location[0]), Config) if len(location) > 1 else Config
     names = list(section.model_fields)

@@ -7,10 +7,12 @@ the checkpoint's geometry; here only what is true of any request is checked.
 from __future__ import annotations
 
 import math
+import operator
 import os
 import secrets
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -18,6 +20,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from splitreel.errors import InvalidRequest
 from splitreel.media import Clip, Sound, write_film
+from splitreel.media.target import create_partial
+from splitreel.observe.spans import SpanRecorder
+from splitreel.observe.timings import Timings
 
 if TYPE_CHECKING:
     import numpy as np
@@ -91,7 +96,7 @@ def new_request_id() -> str:
     return uuid.uuid4().hex[:12]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class GenerateRequest:
     """One film to make.
 
@@ -115,7 +120,16 @@ class GenerateRequest:
     request_id: str = field(default_factory=new_request_id)
 
     def __post_init__(self) -> None:
+        if isinstance(self.references, str | ImageReference | VideoReference | AudioReference):
+            raise InvalidRequest(
+                f"references: expected a list, found one {type(self.references).__name__}. Put it in [ ].",
+                field="references",
+            )
         object.__setattr__(self, "references", tuple(self.references))
+        for name in ("num_frames", "height", "width", "steps", "seed", "priority"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float | str | None) and hasattr(value, "__index__"):
+                object.__setattr__(self, name, operator.index(value))  # numpy's whole numbers
         check_plain_fields(self)
 
     @property
@@ -154,6 +168,10 @@ def check_plain_fields(request: GenerateRequest) -> None:
         refuse("prompt", "one string", type(prompt).__name__, "One request makes one film; send several.")
     if not request.prompt.strip():
         refuse("prompt", "a text that is not empty", request.prompt)
+    try:
+        str(prompt).encode()
+    except UnicodeEncodeError as error:
+        refuse("prompt", "valid Unicode", f"half a character at {error.start}", "Read the text as UTF-8.")
     for name in ("num_frames", "height", "width", "steps", "priority"):
         value = getattr(request, name)
         if value is None and name in ("num_frames", "height", "width"):
@@ -222,33 +240,24 @@ class Effective:
         return self.num_frames / self.fps
 
 
-@dataclass(frozen=True)
-class StageTiming:
-    """Where a stage ran and for how long (seconds, on that node's monotonic clock)."""
-
-    stage: Stage
-    worker: str
-    node: str
-    seconds: float
-    spans: tuple[tuple[str, float], ...] = ()
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class GenerateResult:
     """A finished film, in the form that the request asked for.
 
     Exactly one of `video_bytes` (`output="mp4"`), `frames` ((F, H, W, 3) uint8, `"frames"`) and `tensor`
     ((F, 3, H, W) float32 in [0, 1], `"tensor"`) is present; `waveform` is (2, N) float32 and comes with the latter two.
+    `recorder`: where `save` records its span; the session sets it.
     """
 
     request_id: str
     effective: Effective
-    timings: tuple[StageTiming, ...] = ()
+    timings: Timings = field(default_factory=Timings)
     seconds: float = 0.0
     video_bytes: bytes | None = None
     frames: NDArray[np.uint8] | None = None
     tensor: NDArray[np.float32] | None = None
     waveform: NDArray[np.float32] | None = None
+    recorder: Callable[[], AbstractContextManager[SpanRecorder]] | None = field(default=None, repr=False, compare=False)
 
     @property
     def seed(self) -> int:
@@ -272,6 +281,16 @@ class GenerateResult:
                 field="fps",
             )
         target = Path(path)
+        if target.suffix.lower() != ".mp4":
+            raise InvalidRequest(f"path: expected a name that ends in .mp4, found {target.name!r}.", field="path")
+        if self.recorder is None:
+            return self._write(target, sound=sound)
+        with self.recorder() as spans, spans.span("save") as attributes:
+            written = self._write(target, sound=sound)
+            attributes["bytes"] = written.stat().st_size
+        return written
+
+    def _write(self, target: Path, *, sound: bool) -> Path:
         if self.video_bytes is not None:
             if not sound:
                 raise InvalidRequest('sound: an mp4 is already encoded. Ask for output="frames".', field="sound")
@@ -288,8 +307,7 @@ class GenerateResult:
 
 
 def _write_whole(target: Path, content: bytes) -> Path:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    partial = create_partial(target)
     try:
         partial.write_bytes(content)
         partial.replace(target)

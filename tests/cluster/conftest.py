@@ -87,3 +87,20 @@ async def opened(
         yield engine
     finally:
         await asyncio.wait_for(engine.close(), 30)
+
+
+def stored() -> int:
+    """Bytes of objects that the stores of all live nodes hold for somebody, now; caches of remote objects do not count.
+
+    Ray's public resource numbers lag, so that what was just put, or was never freed, may not show in them.
+    """
+    import ray
+    from ray._private.internal_api import node_stats
+
+    return sum(
+        node_stats(
+            row["NodeManagerAddress"], row["NodeManagerPort"], include_memory_info=False
+        ).store_stats.object_store_bytes_primary_copy
+        for row in ray.nodes()
+        if row["Alive"]
+    )

@@ -46,7 +46,7 @@ async def workers(engine: Engine) -> dict[str, Any]:
 
 async def normal(address: str, folder: Path, device: str) -> dict[str, Any]:
     """Two requests, and a third during which the link is down for a moment."""
-    roles = {"encoder_decoder": {"node": "10.77.0.1"}, "dit": {"nodes": ["splitreel-1", "169.254.77.2"]}}
+    roles = {"encoder_decoder": {"node": "10.77.0.1"}, "dit": {"node": "splitreel-1"}}
     async with opened(folder, address, roles, lost_after=8.0) as engine:
         jobs = [engine.submit(name, "t2va", submitted(name, **SLOW)) for name in ("r1", "r2")]
         right = [await film_of(job) for job in jobs]
@@ -62,7 +62,7 @@ async def normal(address: str, folder: Path, device: str) -> dict[str, Any]:
 
 async def blocked(address: str, folder: Path, device: str) -> dict[str, Any]:
     """A start over a link that lets only the head's port through."""
-    roles = {"encoder_decoder": {"node": "10.77.0.1"}, "dit": {"node": "10.77.0.2"}}
+    roles = {"encoder_decoder": {"node": "10.77.0.1"}, "dit": {"node": "169.254.77.2"}}
     began = time.monotonic()
     try:
         async with opened(folder, address, roles, probe_timeout=3.0):
@@ -71,10 +71,13 @@ async def blocked(address: str, folder: Path, device: str) -> dict[str, Any]:
         return {"error": type(error).__name__, "message": str(error), "seconds": time.monotonic() - began}
 
 
+stuck = blocked
+
+
 async def cut(address: str, folder: Path, device: str) -> dict[str, Any]:
     """The link is down in mid-denoise until the worker counts as lost, and then in mid-hop for good."""
-    roles = {"encoder_decoder": {"node": "10.77.0.1"}, "dit": {"node": "10.77.0.2"}}
-    async with opened(folder, address, roles, lost_after=2.0, restarts=2, worker_timeout=12.0) as engine:
+    roles = {"encoder_decoder": {"node": "10.77.0.1"}, "dit": {"node": "169.254.77.2"}}
+    async with opened(folder, address, roles, lost_after=2.0, restarts=1, worker_timeout=15.0) as engine:
         before = await workers(engine)
         job = engine.submit("denoise", "t2va", submitted("denoise", denoise={"steps": 40, "seconds": 0.1}))
         await at_step(job, Stage.DENOISE, 3)

@@ -85,7 +85,6 @@ def test_addresses_of_version_6_are_bracketed_where_a_port_follows() -> None:
     ("changes", "message"),
     [
         ({"cluster": {"address": "local"}}, "cluster.address: expected HOST:PORT of a head that is to be started, found local"),
-        ({"cluster": {"address": "here"}}, "cluster.address: expected HOST:PORT, found here"),
         ({"roles": {"encoder_decoder": {"node": "a"}, "dit": {}}}, r"roles.dit.node: expected an address because other roles"),
         ({"roles": {"encoder_decoder": {"node": "a"}, "dit": {"node": "rack=left"}}}, "found a label"),
         ({"roles": {"encoder_decoder": {"node": "a"}, "dit": {"node": "0123456789abcdef"}}}, "found a node id"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,9 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     ("no path", base(model={}), "model.path: expected a value, found none"),
     ("empty path", base(model={"path": ""}), "model.path:"),
     ("wrong workflow", base(model={"path": "tiny", "workflow": "t2v"}), "model.workflow:"),
+    ("no workflow", base(model={"path": "tiny", "workflow": []}), "model.workflow: expected t2va, fl2va, ref2va or a list of them, found []"),
+    ("a typing error in the address", base(cluster={"address": "embeded"}), "Did you mean embedded?"),
+    ("an impossible port", base(cluster={"address": "10.0.0.1:99999"}), "cluster.address: expected HOST:PORT, auto, embedded or local"),
     ("no roles", base(roles={}), "roles:"),
     ("device", base(roles={"encoder_decoder": {}, "dit": {"device": "gpu"}}), "roles.dit.device:"),
     ("dtype", base(roles={"encoder_decoder": {}, "dit": {"dtype": "fp8"}}), "roles.dit.dtype:"),
@@ -99,6 +103,12 @@ def test_bad_files(tmp_path: Path, text: str, message: str) -> None:
 def test_bad_overrides(override: str) -> None:
     with pytest.raises(ConfigError, match="--set"):
         parse_config(base(), [override])
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.yaml")
+    with pytest.raises(ConfigError, match="a folder, pipe or device"):
+        load_config(tmp_path / "pipe.yaml")
 
 
 def test_a_missing_file(tmp_path: Path) -> None:

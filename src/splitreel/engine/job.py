@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -11,7 +12,10 @@ from typing import Any, Literal
 from splitreel.engine.backend import StageReceipt
 from splitreel.errors import RequestCancelled, RequestTimeout
 from splitreel.observe.progress import Progress
+from splitreel.observe.spans import SpanRecord
 from splitreel.request import Stage
+
+logger = logging.getLogger(__name__)
 
 State = Literal["queued", "running", "completed", "failed", "cancelled"]
 
@@ -30,11 +34,15 @@ class JobStatus:
 
 @dataclass(frozen=True)
 class Film:
-    """What a finished job holds: the film payload in this process, and one receipt per stage."""
+    """What a finished job holds: the film payload in this process, one receipt per stage, and every span of it.
+
+    `seconds`: from the order to encode until the film is here.
+    """
 
     payload: Any
     receipts: tuple[StageReceipt, ...]
     seconds: float
+    spans: tuple[SpanRecord, ...] = ()
 
 
 @dataclass(eq=False)
@@ -109,4 +117,8 @@ class Job:
         self.last_progress = progress
         self._changed.set()
         for listener in list(self.listeners):
-            listener(progress)
+            try:
+                listener(progress)
+            except Exception:
+                # A listener's fault must not harm the request, the engine's loop, or the other listeners.
+                logger.exception("request %s: a progress listener failed", self.request_id)

@@ -15,7 +15,7 @@ from diffusers.modular_pipelines.minimax_h3.modular_pipeline import (
 )
 
 from splitreel.errors import InvalidRequest
-from splitreel.h3.geometry import FPS, MAX_SECONDS, MIN_SECONDS, Geometry
+from splitreel.h3.geometry import FPS, Geometry
 from splitreel.request import GenerateRequest
 
 MAX_REFERENCES = {"image": 9, "video": 3, "audio": 3}
@@ -59,10 +59,10 @@ def settle_num_frames(request: GenerateRequest, geometry: Geometry) -> tuple[int
     settled = geometry.align_num_frames(asked) if asked > 0 else asked
     if settled not in legal:
         nearest = min(legal, key=lambda count: abs(count - asked))
+        rounded = f", which rounds up to {settled} frames or {settled / FPS:.3f} s" if asked > 0 else ""
         raise InvalidRequest(
-            f"{field}: expected {MIN_SECONDS:g} to {MAX_SECONDS:g} seconds at {FPS} fps, that is {legal[0]} to {legal[-1]} "
-            f"frames of the form {rule} ({legal[0]}, {legal[1]}, ... {legal[-1]}), found {shown}"
-            f"{f' which rounds up to {settled}' if settled not in (asked, 0) and asked > 0 else ''}. "
+            f"{field}: expected {legal[0]} to {legal[-1]} frames of the form {rule} ({legal[0]}, {legal[1]}, ... {legal[-1]}), "
+            f"that is {legal[0] / FPS:.3f} to {legal[-1] / FPS:.3f} s at {FPS} fps, found {shown}{rounded}. "
             f"Nearest: {nearest} frames ({nearest / FPS:.3f} s).",
             field=field,
         )
@@ -89,7 +89,7 @@ def settle_canvas(
                 "width.",
                 field="image",
             ) from None
-        return height, width, ()
+        return height, width, _stretched(first_size, height, width, "the canvas has whole steps of " + str(multiple))
     height, width = request.height, request.width
     if height <= 0 or width <= 0 or height % multiple or width % multiple:
         near_height, near_width = (max(multiple, round(value / multiple) * multiple) for value in (height, width))
@@ -110,15 +110,18 @@ def settle_canvas(
             f"model was trained for up to {geometry.canvas_max_pixels}.",
             field="height, width",
         )
-    warnings: tuple[str, ...] = ()
-    if first_size is not None:
-        picture, canvas = first_size[0] / first_size[1], width / height
-        if abs(picture / canvas - 1) > 0.03:
-            warnings = (
-                f"the first keyframe ({first_size[0]}x{first_size[1]}) is stretched onto {width}x{height}, "
-                f"{abs(picture / canvas - 1):.0%} off its shape; leave height and width out to keep it",
-            )
-    return height, width, warnings
+    return height, width, _stretched(first_size, height, width, "leave height and width out to come nearer")
+
+
+def _stretched(first_size: tuple[int, int] | None, height: int, width: int, why: str) -> tuple[str, ...]:
+    """A note when the first keyframe changes its shape by more than 3 %."""
+    if first_size is None:
+        return ()
+    off = abs(first_size[0] / first_size[1] / (width / height) - 1)
+    if off <= 0.03:
+        return ()
+    size = f"{first_size[0]}x{first_size[1]}"
+    return (f"the first keyframe ({size}) is stretched onto {width}x{height}, {off:.0%} off its shape; {why}",)
 
 
 def check_references(request: GenerateRequest) -> None:

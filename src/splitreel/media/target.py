@@ -40,12 +40,19 @@ def check_output(path: str | os.PathLike[str]) -> Path:
         if target.exists() and not target.is_file():
             raise ConfigError(f"{target}: expected a file or a free name, found a directory or device. Rename it.")
         folder = target.parent
-        while not folder.exists():
+        while not os.path.lexists(folder):
             folder = folder.parent
+        folder.resolve(strict=True)  # raises for a loop of links
+        longest = os.pathconf(folder, "PC_NAME_MAX")
+        for part in target.relative_to(folder).parts:
+            if len(os.fsencode(part)) > longest:
+                raise ConfigError(
+                    f"{target}: expected names of at most {longest} bytes, found one of {len(os.fsencode(part))}. Shorten it."
+                )
         # The only sure test of permission, quota and a read-only mount.
         probe = _create_hidden(folder, target.stem)
         probe.unlink()
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         raise ConfigError(
             f"{target}: expected a place where a file can be written, found {error}. Choose another folder or name."
         ) from error

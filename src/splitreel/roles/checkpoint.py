@@ -119,8 +119,10 @@ class Checkpoint:
         if need.weights:
             files = self.weight_files(need.name)
             if not files:
+                shards = len(list(folder.glob("*.safetensors")))
+                found = f"{shards} shards without their index (*.safetensors.index.json)" if shards else "none"
                 raise IncompleteCheckpoint(
-                    f"{need.name}: expected safetensors weights in {folder}, found none.",
+                    f"{need.name}: expected safetensors weights in {folder}, found {found}.",
                     component=need.name,
                     file=str(folder),
                 )
@@ -153,6 +155,8 @@ def check_safetensors(path: Path, *, component: str) -> dict[str, Any]:
             prefix = file.read(8)
             if len(prefix) < 8:
                 raise refuse("a safetensors header", f"{size} bytes")
+            if prefix == b"version ":
+                raise refuse("the weights", "a Git LFS pointer (run `git lfs pull`)")
             (header_length,) = struct.unpack("<Q", prefix)
             if header_length > size - 8:
                 raise refuse(f"a header of {header_length} bytes", f"a file of {size} bytes")
