@@ -55,8 +55,10 @@ class Program:
         plan = values["plan"].get(str(self.stage), {})
         steps, seconds = plan.get("steps", 1), plan.get("seconds", 0.0)
         for step in range(1, steps + 1):
+            control.begin_part("step", step)
             self._trouble(plan, step)
             _pass_time(seconds, hold_gil=plan.get("hold_gil", False))
+            control.end_part()
             control.step("step", step, steps)
         data = payload.tensors["data"]
         assert isinstance(data, torch.Tensor)
@@ -75,6 +77,7 @@ class Program:
                 header.schema,
                 header.geometry,
                 {**values, "path": path, "read": read},
+                header.trace,
             ),
             {"data": made},
         )
@@ -165,10 +168,13 @@ class Clockwork:
         return Program(stage)
 
 
-def submitted(request_id: str, workflow: str = "t2va", size: int = 64, **plan: Any) -> Packed:
+def submitted(
+    request_id: str, workflow: str = "t2va", size: int = 64, trace: Mapping[str, str] | None = None, **plan: Any
+) -> Packed:
     """What a request of this model starts from: `encode={"steps": 3, "seconds": 0.1}` and so on."""
     data = torch.arange(size, dtype=torch.int64).to(torch.uint8)
-    header = Header(request_id, workflow, "submitted", (1, 0), "clockwork", {"plan": plan, "path": [], "read": {}})
+    values = {"plan": plan, "path": [], "read": {}}
+    header = Header(request_id, workflow, "submitted", (1, 0), "clockwork", values, trace or {})
     return pack(Payload(header, {"data": data}))
 
 

@@ -37,13 +37,13 @@ if TYPE_CHECKING:
         WorkerNotReady,
     )
     from splitreel.media import Sound
+    from splitreel.observe.timings import HopTiming, StageTiming, Timings
     from splitreel.request import (
         AudioReference,
         Effective,
         GenerateRequest,
         GenerateResult,
         ImageReference,
-        StageTiming,
         VideoReference,
     )
     from splitreel.session import JobHandle, Session
@@ -74,12 +74,14 @@ _MODULES = {
     "WorkerLost": "splitreel.errors",
     "WorkerNotReady": "splitreel.errors",
     "Sound": "splitreel.media",
+    "HopTiming": "splitreel.observe.timings",
+    "StageTiming": "splitreel.observe.timings",
+    "Timings": "splitreel.observe.timings",
     "AudioReference": "splitreel.request",
     "Effective": "splitreel.request",
     "GenerateRequest": "splitreel.request",
     "GenerateResult": "splitreel.request",
     "ImageReference": "splitreel.request",
-    "StageTiming": "splitreel.request",
     "VideoReference": "splitreel.request",
     "JobHandle": "splitreel.session",
     "Session": "splitreel.session",
@@ -96,6 +98,7 @@ __all__ = [
     "GenerateRequest",
     "GenerateResult",
     "GeometryMismatch",
+    "HopTiming",
     "ImageReference",
     "IncompleteCheckpoint",
     "InvalidPayload",
@@ -113,6 +116,7 @@ __all__ = [
     "SplitreelError",
     "StageError",
     "StageTiming",
+    "Timings",
     "VersionMismatch",
     "VideoReference",
     "WireError",

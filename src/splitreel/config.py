@@ -45,6 +45,9 @@ class RoleSpec:
     device: str
     dtypes: tuple[tuple[str, str], ...]
     threads: int | None
+    trace_record: bool = True
+    trace_sync: bool = False
+    trace_nvtx: bool = False
 
     def torch_dtype(self, component: str) -> Any:
         """The torch dtype that a component is loaded in."""
@@ -187,6 +190,22 @@ class EngineConfig(_Section):
     restart_pause: float = Field(default=1.0, ge=0, description="Before the first try; doubled for each further one.")
 
 
+class TraceConfig(_Section):
+    """Where spans go, and what else is done to get them. Whatever is set here, the same stages and hops run."""
+
+    file: str | None = Field(
+        default=None, min_length=1, description="A JSONL file, begun anew by each session; for `splitreel trace`."
+    )
+    otlp_endpoint: str | None = Field(
+        default=None, pattern=r"^https?://", description="Where to send spans, such as http://localhost:4318/v1/traces."
+    )
+    sync: bool = Field(
+        default=False, description="Wait for the CUDA device at both ends of each span: exact steps, somewhat slower."
+    )
+    nvtx: bool = Field(default=False, description="Mark the spans as NVTX ranges where a CUDA device is.")
+    record: bool = Field(default=True, description="false: no spans at all, to measure what they cost.")
+
+
 class Config(_Section):
     """The whole file."""
 
@@ -194,6 +213,7 @@ class Config(_Section):
     cluster: ClusterConfig = ClusterConfig()
     roles: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")], RoleConfig] = Field(min_length=1)
     engine: EngineConfig = EngineConfig()
+    trace: TraceConfig = TraceConfig()
 
     @model_validator(mode="after")
     def _whole(self) -> Config:
@@ -255,6 +275,9 @@ class Config(_Section):
             device=settings.device,
             dtypes=tuple(sorted(dtypes.items())),
             threads=settings.threads,
+            trace_record=self.trace.record,
+            trace_sync=self.trace.sync,
+            trace_nvtx=self.trace.nvtx,
         )
 
 
@@ -273,7 +296,7 @@ def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
         raise ConfigError(f"config: expected YAML in {file}, found {error}.") from error
     if not isinstance(content, dict):
         raise ConfigError(
-            f"config: expected a mapping with model, cluster, roles and engine in {file}, found "
+            f"config: expected a mapping with model, cluster, roles, engine and trace in {file}, found "
             f"{'nothing' if content is None else type(content).__name__}."
         )
     return parse_config(content, overrides, origin=str(file))
@@ -339,6 +362,7 @@ def _closest(location: tuple[int | str, ...]) -> str:
         "cluster": ClusterConfig,
         "roles": RoleConfig,
         "engine": EngineConfig,
+        "trace": TraceConfig,
     }
     section = sections.get(str(location[0]), Config) if len(location) > 1 else Config
     names = list(section.model_fields)

@@ -11,7 +11,8 @@ import operator
 import os
 import secrets
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -20,6 +21,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from splitreel.errors import InvalidRequest
 from splitreel.media import Clip, Sound, write_film
 from splitreel.media.target import create_partial
+from splitreel.observe.spans import SpanRecorder
+from splitreel.observe.timings import Timings
 
 if TYPE_CHECKING:
     import numpy as np
@@ -237,33 +240,24 @@ class Effective:
         return self.num_frames / self.fps
 
 
-@dataclass(frozen=True)
-class StageTiming:
-    """Where a stage ran and for how long (seconds, on that node's monotonic clock)."""
-
-    stage: Stage
-    worker: str
-    node: str
-    seconds: float
-    spans: tuple[tuple[str, float], ...] = ()
-
-
 @dataclass(frozen=True, eq=False)
 class GenerateResult:
     """A finished film, in the form that the request asked for.
 
     Exactly one of `video_bytes` (`output="mp4"`), `frames` ((F, H, W, 3) uint8, `"frames"`) and `tensor`
     ((F, 3, H, W) float32 in [0, 1], `"tensor"`) is present; `waveform` is (2, N) float32 and comes with the latter two.
+    `recorder`: where `save` records its span; the session sets it.
     """
 
     request_id: str
     effective: Effective
-    timings: tuple[StageTiming, ...] = ()
+    timings: Timings = field(default_factory=Timings)
     seconds: float = 0.0
     video_bytes: bytes | None = None
     frames: NDArray[np.uint8] | None = None
     tensor: NDArray[np.float32] | None = None
     waveform: NDArray[np.float32] | None = None
+    recorder: Callable[[], AbstractContextManager[SpanRecorder]] | None = field(default=None, repr=False, compare=False)
 
     @property
     def seed(self) -> int:
@@ -289,6 +283,14 @@ class GenerateResult:
         target = Path(path)
         if target.suffix.lower() != ".mp4":
             raise InvalidRequest(f"path: expected a name that ends in .mp4, found {target.name!r}.", field="path")
+        if self.recorder is None:
+            return self._write(target, sound=sound)
+        with self.recorder() as spans, spans.span("save") as attributes:
+            written = self._write(target, sound=sound)
+            attributes["bytes"] = written.stat().st_size
+        return written
+
+    def _write(self, target: Path, *, sound: bool) -> Path:
         if self.video_bytes is not None:
             if not sound:
                 raise InvalidRequest('sound: an mp4 is already encoded. Ask for output="frames".', field="sound")

@@ -11,12 +11,13 @@ import os
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Literal, TypeVar, overload
 
 from splitreel.cluster.backends import make_backend
-from splitreel.config import Config, load_config
+from splitreel.config import Config, TraceConfig, load_config
 from splitreel.engine.backend import WorkerHealth
 from splitreel.engine.engine import Deadlines, Engine
 from splitreel.engine.job import Film, Job, JobStatus
@@ -28,8 +29,12 @@ from splitreel.h3.media import prepare
 from splitreel.h3.model import MiniMaxH3
 from splitreel.h3.rules import check_references, check_workflow
 from splitreel.h3.tiny import make_tiny
+from splitreel.observe.files import TraceFile
+from splitreel.observe.observer import Sink
 from splitreel.observe.progress import LoadProgress, Progress
-from splitreel.request import Effective, GenerateRequest, GenerateResult, StageTiming
+from splitreel.observe.spans import SpanRecorder, TraceContext
+from splitreel.observe.timings import timings_of
+from splitreel.request import Effective, GenerateRequest, GenerateResult
 from splitreel.roles.checkpoint import open_checkpoint
 from splitreel.wire import Packed, Payload, pack, unpack
 
@@ -51,6 +56,7 @@ class Session:
         """Place, check and load; returns when every role is resident. Raises ConfigError, ClusterError, CheckpointError."""
         self.config = config
         self.aio = AsyncSession(self)
+        sinks = trace_sinks(config.trace)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="splitreel-engine", daemon=True)
         self._thread.start()
@@ -65,6 +71,8 @@ class Session:
                 stage=settings.stage_timeout,
                 stop=settings.lost_after,
             ),
+            sinks,
+            record_spans=config.trace.record,
         )
         self._opening: asyncio.Task[None] | None = None
         try:
@@ -94,8 +102,7 @@ class Session:
 
         `on_progress` is called on the engine's thread for each step; it must be quick.
         """
-        effective, submitted = self._prepare(request)
-        return self._wait(self._admit(request, effective, submitted, on_progress))
+        return self._wait(self._admit(request, self._prepare(request), on_progress))
 
     def generate(self, request: GenerateRequest, *, on_progress: OnProgress | None = None) -> GenerateResult:
         """Make one film. An interrupt (Ctrl-C) cancels it on the workers."""
@@ -172,6 +179,10 @@ class Session:
         """What every worker holds and does; bounded, also while stages run."""
         return self._wait(self._engine.health())
 
+    def metrics(self) -> str:
+        """Counters, histograms and gauges of this session in the text format that Prometheus scrapes."""
+        return self._engine.observer.metrics.text()
+
     def close(self) -> None:
         """Cancel what is left and end the workers. Bounded; safe to call again."""
         if self._closed:
@@ -206,7 +217,8 @@ class Session:
 
     # Between threads ----------------------------------------------------------------------------------------------------
 
-    def _prepare(self, request: GenerateRequest) -> tuple[Effective, Packed]:
+    def _prepare(self, request: GenerateRequest) -> _Prepared:
+        """In the caller's thread: an OpenTelemetry span that is open there is above the request's own."""
         asked: object = request
         if not isinstance(asked, GenerateRequest):
             raise InvalidRequest(
@@ -215,15 +227,23 @@ class Session:
                 field="request",
             )
         effective, payload = prepare(request, self.geometry, self.config.model.workflows)
-        return effective, pack(payload)
+        above = TraceContext.current()
+        context = TraceContext.new(above)
+        carrying = replace(payload, header=replace(payload.header, trace=context.carrier()))
+        return _Prepared(effective, pack(carrying), context, above)
 
-    async def _admit(
-        self, request: GenerateRequest, effective: Effective, submitted: Packed, on_progress: OnProgress | None
-    ) -> JobHandle:
-        job = self._engine.submit(request.request_id, effective.workflow, submitted, request.priority)
+    async def _admit(self, request: GenerateRequest, prepared: _Prepared, on_progress: OnProgress | None) -> JobHandle:
+        job = self._engine.submit(
+            request.request_id,
+            prepared.effective.workflow,
+            prepared.submitted,
+            request.priority,
+            context=prepared.context,
+            above=prepared.above,
+        )
         if on_progress is not None:
             job.listeners.append(on_progress)
-        return JobHandle(self, job, effective)
+        return JobHandle(self, job, prepared)
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         """Run on the engine's loop and wait for it; an interrupt leaves the work to `close`."""
@@ -233,13 +253,24 @@ class Session:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
 
+@dataclass(frozen=True)
+class _Prepared:
+    """A checked request: what it will make, its payload, the ids of its span, and the caller's span above that."""
+
+    effective: Effective
+    submitted: Packed
+    context: TraceContext
+    above: TraceContext | None
+
+
 class JobHandle:
     """A submitted request. Every method may be called from any thread."""
 
-    def __init__(self, session: Session, job: Job, effective: Effective) -> None:
+    def __init__(self, session: Session, job: Job, prepared: _Prepared) -> None:
         self._session = session
         self._job = job
-        self.effective = effective
+        self._context = prepared.context
+        self.effective = prepared.effective
 
     @property
     def request_id(self) -> str:
@@ -274,7 +305,20 @@ class JobHandle:
             yield step
 
     async def _result(self, timeout: float | None = None) -> GenerateResult:
-        return film_result(self._job.request_id, self.effective, await self._job.result(timeout))
+        made = film_result(self._job.request_id, self.effective, await self._job.result(timeout))
+        return replace(made, recorder=self._recorder)
+
+    @contextmanager
+    def _recorder(self) -> Iterator[SpanRecorder]:
+        """For what happens to the film after the request has ended."""
+        observer = self._session._engine.observer
+        spans = SpanRecorder(
+            observer.place, request_id=self.request_id, stage="save", context=self._context, enabled=observer.enabled
+        )
+        try:
+            yield spans
+        finally:
+            observer.spans(spans.finish())
 
 
 class AsyncSession:
@@ -285,8 +329,18 @@ class AsyncSession:
 
     async def submit(self, request: GenerateRequest, *, on_progress: OnProgress | None = None) -> JobHandle:
         """As `Session.submit`; media are read in a thread."""
-        effective, submitted = await asyncio.to_thread(self._session._prepare, request)
-        return await self._hand_over(self._session._admit(request, effective, submitted, on_progress))
+        prepared = await asyncio.to_thread(self._session._prepare, request)
+        return await self._hand_over(self._session._admit(request, prepared, on_progress))
+
+    async def progress(self, job: JobHandle) -> AsyncIterator[Progress]:
+        """As `JobHandle.progress`."""
+        steps = job._job.progress()
+
+        async def following() -> Progress | None:
+            return await anext(steps, None)
+
+        while (step := await self._hand_over(following())) is not None:
+            yield step
 
     async def result(self, job: JobHandle, timeout: float | None = None) -> GenerateResult:
         """As `JobHandle.result`."""
@@ -372,6 +426,18 @@ def preflight(config: Config, requests: Sequence[GenerateRequest]) -> list[Effec
     return found
 
 
+def trace_sinks(config: TraceConfig) -> list[Sink]:
+    """Where the config sends spans. Raises ConfigError when one cannot be had."""
+    sinks: list[Sink] = []
+    if config.otlp_endpoint:
+        from splitreel.observe.otlp import OtlpSink, http_exporter
+
+        sinks.append(OtlpSink(http_exporter(config.otlp_endpoint)))
+    if config.file:
+        sinks.append(TraceFile(config.file))
+    return sinks
+
+
 def film_result(request_id: str, effective: Effective, film: Film) -> GenerateResult:
     """What the user gets of a finished job."""
     payload: Payload = unpack(film.payload)
@@ -379,10 +445,7 @@ def film_result(request_id: str, effective: Effective, film: Film) -> GenerateRe
     return GenerateResult(
         request_id=request_id,
         effective=replace(effective, transformer_calls=calls),
-        timings=tuple(
-            StageTiming(receipt.stage, receipt.worker, receipt.node, receipt.seconds, receipt.spans)
-            for receipt in film.receipts
-        ),
+        timings=timings_of(film.spans),
         seconds=film.seconds,
         **film_contents(payload),
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,9 @@ from diffusers import MiniMaxH3Blocks
 
 from configs import roles_config
 from splitreel import GenerateRequest, Session
+from splitreel.config import TraceConfig
 from splitreel.h3.tiny import cached_tiny
+from splitreel.observe.spans import SpanRecord
 
 pytestmark = [
     pytest.mark.gpu,
@@ -35,3 +39,26 @@ def test_split_equals_unsplit_on_cuda(dtype: str) -> None:
     )
     np.testing.assert_array_equal(result.tensor, state.get("videos")[0].float().cpu().numpy())
     np.testing.assert_array_equal(result.waveform, state.get("audio")[0].float().cpu().numpy())
+
+
+def test_traces_synchronise_when_asked_and_say_so() -> None:
+    role = {"device": "cuda", "dtype": "bfloat16", "num_gpus": 0.0}
+    films = []
+    for options in ({}, {"sync": True, "nvtx": True}):
+        config = roles_config("local", encoder_decoder=role, dit=role)
+        config = config.model_copy(update={"trace": TraceConfig(**options)})
+        kept: list[SpanRecord] = []
+
+        class Sink:
+            def write(self, spans: Sequence[SpanRecord], kept: list[SpanRecord] = kept) -> None:
+                kept.extend(spans)
+
+            def close(self) -> None: ...
+
+        with Session(config) as session:
+            session._engine.observer.add(Sink())
+            films.append(session.generate(GenerateRequest(prompt="A lake.", steps=3, seed=5, output="tensor")))
+        on_device = [span for span in kept if span.worker != "driver"]
+        assert {span.sync for span in on_device} == {bool(options)}
+        assert sum(span.name == "denoise.step" for span in on_device) == 2
+    np.testing.assert_array_equal(films[0].tensor, films[1].tensor)

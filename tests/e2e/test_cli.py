@@ -83,7 +83,7 @@ def files(folder: Path) -> set[str]:
 # Help -----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", [[], ["generate"], ["make-tiny"]])
+@pytest.mark.parametrize("command", [[], ["generate"], ["make-tiny"], ["config"], ["plan"], ["cluster"]])
 def test_help_gives_examples_and_exit_codes(tmp_path: Path, command: list[str]) -> None:
     done = splitreel(tmp_path, *command, "--help")
     assert done.returncode == 0
@@ -185,8 +185,8 @@ def test_prompts_files_name_every_bad_line(folder: Path) -> None:
 
 def test_the_models_rules_refuse_before_a_cluster_is_started(folder: Path) -> None:
     lines: list[tuple[dict[str, object], str]] = [
-        ({"num_frames": 100}, "num_frames: expected 5 to 15 seconds"),
-        ({"seconds": 15}, "seconds: expected 5 to 15 seconds"),
+        ({"num_frames": 100}, "num_frames: expected 124 to 345 frames"),
+        ({"seconds": 15}, "seconds: expected 124 to 345 frames"),
         ({"height": 50, "width": 64}, "height, width: expected multiples of 32"),
         ({"references": ["image:first.png"]}, "workflow: this deployment serves t2va and fl2va"),
         ({"image": "first.png", "references": ["image:first.png"]}, "references, image: expected keyframes"),

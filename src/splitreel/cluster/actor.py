@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import ray
 
-from splitreel.cluster.host import Failure, NodeFacts, Reply, WorkerHost, versions
-from splitreel.cluster.transport import receive
+from splitreel.cluster.host import NodeFacts, Reply, WorkerHost, versions
+from splitreel.cluster.transport import arrive
 from splitreel.config import RoleSpec
-from splitreel.engine.backend import PayloadGone, StageReceipt, WorkerHealth
-from splitreel.errors import RequestCancelled
+from splitreel.engine.backend import WorkerHealth, hop_into
+from splitreel.observe.logs import get_logger, set_up_worker_log
 from splitreel.observe.progress import LoadProgress, Progress
 from splitreel.request import Stage
+from splitreel.roles.control import StageControl
 from splitreel.roles.definition import ModelDefinition
 from splitreel.wire import Packed
 
@@ -40,11 +40,11 @@ class WorkerActor:
     ) -> None:
         """`environment`: what this process was started with, as people may see it. `secrets`: variables to set now."""
         os.environ.update(secrets)
-        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+        set_up_worker_log()
         context = ray.get_runtime_context()
         node = NodeFacts(node_id=context.get_node_id(), name=ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
         self._host = WorkerHost(model, spec, name, node, environment)
-        logging.getLogger(__name__).info(
+        get_logger(__name__).info(
             "worker %s on %s, pid %d, python %s, %s, environment %s",
             name,
             node.name,
@@ -52,6 +52,7 @@ class WorkerActor:
             sys.executable,
             versions(),
             environment,
+            extra={"role": spec.role, "node": node.name},
         )
 
     def prepare(self) -> Reply:
@@ -67,16 +68,11 @@ class WorkerActor:
         self, stage: Stage, request_id: str, nested: list[Any], hop_timeout: float
     ) -> tuple[Packed | None, Reply]:
         """Run a stage from the payload behind the one reference in `nested`."""
-        try:
-            packed, spans = receive(nested[0], timeout=hop_timeout, check=lambda: self._host.check(request_id, stage))
-        except (PayloadGone, RequestCancelled) as error:
-            return None, Reply(failure=Failure.of(error))
-        except Exception as error:
-            return None, Reply(failure=self._host.stage_failure(error, stage, request_id))
-        made, reply = self._host.run_stage(stage, request_id, packed)
-        if isinstance(reply.value, StageReceipt):
-            reply = Reply(value=replace(reply.value, spans=(*spans, *reply.value.spans)))
-        return made, reply
+
+        def arrival(control: StageControl) -> Callable[[], Packed]:
+            return arrive(nested[0], hop=hop_into(stage), timeout=hop_timeout, spans=control.spans, check=control.check)
+
+        return self._host.run_stage(stage, request_id, arrival)
 
     @ray.method(concurrency_group="control")
     def stop(self, request_id: str) -> None:

@@ -17,17 +17,25 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from splitreel.config import RoleSpec
-from splitreel.engine.backend import StageReceipt, WorkerHealth
+from splitreel.engine.backend import PayloadGone, StageReceipt, WorkerHealth, hop_into
 from splitreel.errors import RequestCancelled, SplitreelError, StageError, WorkerNotReady
+from splitreel.observe.logs import about, get_logger
 from splitreel.observe.progress import LoadProgress, Progress
+from splitreel.observe.spans import Device, Place, SpanRecord, SpanRecorder, TraceContext
 from splitreel.request import Stage
 from splitreel.roles.control import StageControl
 from splitreel.roles.definition import ModelDefinition
+from splitreel.roles.device import trace_device
 from splitreel.roles.role import Role
 from splitreel.version import __version__
-from splitreel.wire import Packed, pack, unpack
+from splitreel.wire import Packed, account, pack, unpack
+
+logger = get_logger(__name__)
 
 T = TypeVar("T")
+
+# Waits until a stage's payload is on this machine, and gives what reads it.
+Arrive = Callable[[StageControl], Callable[[], Packed]]
 
 # What must be equal between processes that exchange payloads, or that must compute the same bits.
 _VERSIONED = ("torch", "diffusers", "transformers", "ray")
@@ -82,10 +90,14 @@ class Failure:
 
 @dataclass(frozen=True)
 class Reply:
-    """What a worker's method gives back: a value or a failure, so that no exception has to be unpickled."""
+    """What a worker's method gives back: a value or a failure, so that no exception has to be unpickled.
+
+    `spans`: those of a failed stage, or of loading; a stage that was done has them in its receipt.
+    """
 
     value: Any = None
     failure: Failure | None = None
+    spans: tuple[SpanRecord, ...] = ()
 
 
 @dataclass
@@ -124,7 +136,9 @@ class WorkerHost:
         self.node = node
         self._spec = spec
         self._environment = dict(environment or {})
+        self.place = Place(name, spec.role, node.name)
         self._role = Role(model, spec)
+        self._device = Device()
         self._model = model
         self._journal = _Journal()
         self._control: StageControl | None = None
@@ -139,6 +153,7 @@ class WorkerHost:
 
         def work() -> WorkerFacts:
             geometry = self._role.prepare()
+            self._device = trace_device(self._spec)
             return WorkerFacts(
                 worker=self.name,
                 role=self._spec.role,
@@ -161,48 +176,72 @@ class WorkerHost:
         def report(component: str, done: int, total: int, num_bytes: int, seconds: float) -> None:
             self._journal.add(LoadProgress(self.name, self.node.name, component, done, total, num_bytes, seconds))
 
+        spans = SpanRecorder(self.place, device=self._device, enabled=self._spec.trace_record)
+
         def work() -> None:
             self._loads += 1
-            self._role.load(report)
+            with about("", self.place.role, self.place.node):
+                self._role.load(report, spans)
+                logger.info("ready: %s", ", ".join(self._role.resident) or "no components")
             self._state = "ready"
 
-        return self._reply("load", work)
+        return replace(self._reply("load", work), spans=spans.finish())
 
-    def run_stage(self, stage: Stage, request_id: str, packed: Packed) -> tuple[Packed | None, Reply]:
-        """Run a stage. The payload (None on failure) and a Reply with a StageReceipt, apart, so that the receipt can
-        be read without the payload.
+    def run_stage(self, stage: Stage, request_id: str, arrive: Arrive) -> tuple[Packed | None, Reply]:
+        """Take a payload and run a stage. The payload made (None on failure) and a Reply with a StageReceipt, apart, so
+        that the receipt can be read without the payload.
         """
-        control = StageControl(request_id, stage, self._journal.add)
+        spans = SpanRecorder(
+            self.place, request_id=request_id, stage=stage, device=self._device, enabled=self._spec.trace_record
+        )
+        control = StageControl(request_id, stage, self._journal.add, spans)
         with self._lock:
             self._control = control
             if request_id in self._stops:
                 control.stop()
         began = time.monotonic()
-        try:
-            result = self._role.run(stage, unpack(packed), control)
-            with control.span("pack"):
-                made = pack(result)
-        except RequestCancelled as error:
-            return None, Reply(failure=Failure.of(error))
-        except Exception as error:
-            return None, Reply(failure=self.stage_failure(error, stage, request_id))
-        finally:
-            with self._lock:
-                self._control = None
-                self._stops.discard(request_id)
+        with about(request_id, self.place.role, self.place.node):
+            logger.debug("%s begins", stage)
+            try:
+                made, receipt = self._take_and_run(stage, arrive, control)
+            except Exception as error:
+                logger.debug("%s ended: %s: %s", stage, type(error).__name__, error)
+                # No local name for the failure: it holds the error, whose traceback holds this frame and the payload.
+                return None, Reply(failure=self._failure(error, stage, request_id), spans=spans.finish())
+            finally:
+                with self._lock:
+                    self._control = None
+                    self._stops.discard(request_id)
+            logger.debug("%s done in %.3f s", stage, time.monotonic() - began)
         self._stages_done += 1
-        receipt = StageReceipt(
-            request_id=request_id,
+        return made, Reply(value=receipt)
+
+    def _take_and_run(self, stage: Stage, arrive: Arrive, control: StageControl) -> tuple[Packed, StageReceipt]:
+        spans = control.spans
+        control.check()
+        materialize = arrive(control)
+        with spans.span("hop.materialize", hop=hop_into(stage)) as attributes:
+            packed = materialize()
+            payload = unpack(packed)
+            spans.context = TraceContext.of(payload.header.trace)
+            attributes["payload"] = account(packed).to_dict()
+            payload = self._role.receive(stage, payload)
+        began = time.monotonic()
+        with spans.span(str(stage)):
+            result = self._role.run(stage, payload, control)
+            with spans.span("pack"):
+                made = pack(result)
+        return made, StageReceipt(
+            request_id=control.request_id,
             stage=stage,
             worker=self.name,
             node=self.node.name,
             seconds=time.monotonic() - began,
-            spans=tuple(control.spans),
+            spans=spans.finish(),
             payload_bytes=result.num_bytes,
             wire_bytes=made.num_bytes,
             values=dict(result.header.values),
         )
-        return made, Reply(value=receipt)
 
     def stop(self, request_id: str) -> None:
         """Ask the stage of this request to end at its next step; also when it is only about to start."""
@@ -211,15 +250,6 @@ class WorkerHost:
                 self._control.stop()
             else:
                 self._stops.add(request_id)
-
-    def check(self, request_id: str, stage: Stage) -> None:
-        """Raise RequestCancelled if this request, which is about to run, was asked to stop."""
-        with self._lock:
-            if request_id in self._stops:
-                self._stops.discard(request_id)
-                raise RequestCancelled(
-                    f"request {request_id}: cancelled; {stage} had not started.", request_id=request_id, stage=stage
-                )
 
     def watch(self, seen: int, timeout: float) -> tuple[int, list[Progress | LoadProgress]]:
         """Wait until there are events after number `seen`, or `timeout` seconds; the latest number and the events."""
@@ -271,6 +301,11 @@ class WorkerHost:
                 **place,
             )
             return Reply(failure=replace(plain, error=located))
+
+    def _failure(self, error: Exception, stage: Stage, request_id: str) -> Failure:
+        if isinstance(error, RequestCancelled | PayloadGone):
+            return Failure.of(error)
+        return self.stage_failure(error, stage, request_id)
 
     def stage_failure(self, error: Exception, stage: Stage, request_id: str) -> Failure:
         """An exception as a StageError that says which stage of which request failed, on which node, in which role."""

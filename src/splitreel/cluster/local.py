@@ -12,11 +12,13 @@ from typing import Any
 from splitreel.cluster.handshake import check_memory, compare
 from splitreel.cluster.host import NodeFacts, WorkerFacts, WorkerHost, reply_value, versions
 from splitreel.config import Config
-from splitreel.engine.backend import Listener, StageReceipt, WorkerHealth, WorkerInfo
+from splitreel.engine.backend import Listener, StageReceipt, WorkerHealth, WorkerInfo, hop_into
 from splitreel.errors import WorkerLost
 from splitreel.observe.progress import LoadProgress, Progress
+from splitreel.observe.spans import SpanRecord, SpanRecorder
 from splitreel.request import Stage
 from splitreel.roles.definition import ModelDefinition
+from splitreel.wire import account
 
 
 class LocalBackend:
@@ -28,6 +30,7 @@ class LocalBackend:
         self._threads: dict[str, ThreadPoolExecutor] = {}
         self._watchers: list[asyncio.Task[None]] = []
         self._watch_threads = ThreadPoolExecutor(thread_name_prefix="splitreel-watch")
+        self._on_spans: Callable[[Sequence[SpanRecord]], None] = lambda spans: None
         self.facts: list[WorkerFacts] = []
         host_name = socket.gethostname()
         for role, settings in config.roles.items():
@@ -57,12 +60,17 @@ class LocalBackend:
         check_memory(self.facts)
         for name in self._hosts:
             self._watchers.append(asyncio.ensure_future(self._watch(name, listener, on_load)))
+        self._on_spans = listener.on_spans
         for reply in await asyncio.gather(*(self._call(name, host.load) for name, host in self._hosts.items())):
+            listener.on_spans(reply.spans)
             reply_value(reply)
 
     async def run_stage(self, worker: str, stage: Stage, request_id: str, payload: Any) -> tuple[Any, StageReceipt]:
         """Run a stage in the worker's thread."""
-        made, reply = await self._call(worker, self._hosts[worker].run_stage, stage, request_id, payload)
+        made, reply = await self._call(
+            worker, self._hosts[worker].run_stage, stage, request_id, lambda control: lambda: payload
+        )
+        self._on_spans(reply.spans)
         return made, reply_value(reply)
 
     async def stop_stage(self, worker: str, request_id: str) -> None:
@@ -73,8 +81,10 @@ class LocalBackend:
         """A thread cannot be replaced: the stage that does not stop goes on, and this says so."""
         raise error
 
-    async def fetch(self, payload: Any) -> Any:
+    async def fetch(self, payload: Any, spans: SpanRecorder) -> Any:
         """Already here."""
+        with spans.span("hop.materialize", hop=hop_into(None)) as attributes:
+            attributes["payload"] = account(payload).to_dict()
         return payload
 
     async def health(self) -> list[WorkerHealth]:

@@ -6,8 +6,7 @@ Ray's exceptions are translated here and nowhere else.
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,16 +21,18 @@ from splitreel.cluster.placement import Node, Wish
 from splitreel.config import EngineConfig, RoleSpec
 from splitreel.engine.backend import PayloadGone, StageReceipt, WorkerHealth, WorkerInfo
 from splitreel.errors import PlacementError, SplitreelError, StageError, WorkerLost, WorkerNotReady
+from splitreel.observe.logs import get_logger
 from splitreel.observe.progress import LoadProgress, Progress
+from splitreel.observe.spans import SpanRecord
 from splitreel.request import Stage
 from splitreel.roles.definition import ModelDefinition
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 # Health is answered from memory (13 ms seen for two workers); one that needs longer is silent.
 _HEALTH_TIMEOUT = 0.9
 
-OnEvent = Callable[[Progress | LoadProgress], None]
+OnEvent = Callable[[Progress | LoadProgress | Sequence[SpanRecord]], None]
 OnLost = Callable[["Member", WorkerLost], None]
 
 
@@ -66,6 +67,11 @@ class Member:
     def place(self) -> str:
         """Role and node, for messages."""
         return f"role {self.spec.role} on {self.node.address if self.node else '?'}"
+
+    @property
+    def where(self) -> dict[str, str]:
+        """Role and node, for log records."""
+        return {"role": self.spec.role, "node": self.node.address if self.node else ""}
 
     # Life -------------------------------------------------------------------------------------------------------------
 
@@ -130,6 +136,7 @@ class Member:
                 role=self.spec.role,
                 node=self.node.address if self.node else None,
             ) from error
+        self._on_event(reply.spans)
         return reply_value(reply)
 
     # Stages -----------------------------------------------------------------------------------------------------------
@@ -165,6 +172,7 @@ class Member:
                 node=self.node.address if self.node else None,
                 error_type=type(error).__name__,
             ) from error
+        self._on_event(reply.spans)
         if reply.failure is not None and reply.failure.error_type == PayloadGone.__name__:
             raise PayloadGone(reply.failure.message)
         self.restarts = 0
@@ -193,7 +201,9 @@ class Member:
                     self.give_up(self._loss(f"it did not answer for {self._settings.lost_after:g} s"))
                     return
                 if not self.silent:
-                    logger.warning("%s: worker %s does not answer; waiting for it", self.place, self.name)
+                    logger.warning(
+                        "%s: worker %s does not answer; waiting for it", self.place, self.name, extra=self.where
+                    )
                 self.silent = True
                 patience = self._settings.lost_after
             try:
@@ -202,7 +212,7 @@ class Member:
                 self.give_up(self._loss(reason(error)))
                 return
             if self.silent:
-                logger.warning("%s: worker %s answers again", self.place, self.name)
+                logger.warning("%s: worker %s answers again", self.place, self.name, extra=self.where)
             self.silent = False
             for event in events:
                 self._on_event(event)

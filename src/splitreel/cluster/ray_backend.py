@@ -7,7 +7,6 @@ before all that can be checked cheaply has been; whatever fails, all that was st
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,18 +17,21 @@ from ray.exceptions import RayError
 from splitreel.cluster.connection import Connection, connect
 from splitreel.cluster.handshake import check_memory, compare
 from splitreel.cluster.host import versions
-from splitreel.cluster.member import Member, as_future, reason
+from splitreel.cluster.member import Member, reason
 from splitreel.cluster.placement import Node, Wish, place
 from splitreel.cluster.probe import knock, probe
+from splitreel.cluster.transport import arrive
 from splitreel.config import Config
-from splitreel.engine.backend import Listener, PayloadGone, StageReceipt, WorkerHealth, WorkerInfo
+from splitreel.engine.backend import Listener, PayloadGone, StageReceipt, WorkerHealth, WorkerInfo, hop_into
 from splitreel.errors import SplitreelError, WorkerLost
+from splitreel.observe.logs import get_logger
 from splitreel.observe.progress import LoadProgress, Progress
+from splitreel.observe.spans import SpanRecord, SpanRecorder
 from splitreel.request import Stage
 from splitreel.roles.definition import ModelDefinition
-from splitreel.wire import Packed
+from splitreel.wire import Packed, account
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _CLOSE_TIMEOUT = 10.0
 
@@ -118,13 +120,12 @@ class RayBackend:
         """Ask the stage to end at its next step."""
         self._members[worker].stop_stage(request_id)
 
-    async def fetch(self, payload: Any) -> Any:
+    async def fetch(self, payload: Any, spans: SpanRecorder) -> Any:
         """Bring the film here, as memory of this process: the store's goes away with the cluster."""
         try:
-            packed: Packed = await asyncio.wait_for(as_future(payload), self._config.engine.hop_timeout)
-        except (RayError, TimeoutError) as error:
+            return await asyncio.to_thread(_bring, payload, self._config.engine.hop_timeout, spans)
+        except RayError as error:
             raise PayloadGone(reason(error)) from error
-        return replace(packed, buffers=tuple(buffer.copy() for buffer in packed.buffers))
 
     async def health(self) -> list[WorkerHealth]:
         """Ask every worker at once; one that does not answer in time is reported as silent or lost."""
@@ -136,12 +137,14 @@ class RayBackend:
         """Give up a worker that does not stop; its loss is reported, and it is restarted, like any other."""
         self._members[worker].give_up(error)
 
-    def _on_event(self, event: Progress | LoadProgress) -> None:
+    def _on_event(self, event: Progress | LoadProgress | Sequence[SpanRecord]) -> None:
         assert self._listener is not None
         if isinstance(event, Progress):
             self._listener.on_progress(event)
-        else:
+        elif isinstance(event, LoadProgress):
             self._on_load(event)
+        elif event:
+            self._listener.on_spans(event)
 
     def _on_lost(self, member: Member, error: WorkerLost) -> None:
         if self._closing or not self._started or member.info is None or self._listener is None:
@@ -161,7 +164,14 @@ class RayBackend:
         while member.restarts < settings.restarts:
             pause = settings.restart_pause * 2**member.restarts
             member.restarts += 1
-            logger.info("%s: restart %d of %d in %g s", member.place, member.restarts, settings.restarts, pause)
+            logger.info(
+                "%s: restart %d of %d in %g s",
+                member.place,
+                member.restarts,
+                settings.restarts,
+                pause,
+                extra=member.where,
+            )
             await asyncio.sleep(pause)
             try:
                 await member.create(self._node_again(member), self._on_event, self._on_lost_in_revival)
@@ -169,7 +179,7 @@ class RayBackend:
                 compare(others, versions())
                 await member.load()
             except SplitreelError as problem:
-                logger.warning("%s: restart %d failed: %s", member.place, member.restarts, problem)
+                logger.warning("%s: restart %d failed: %s", member.place, member.restarts, problem, extra=member.where)
                 member.end()
                 continue
             member.on_lost(self._on_lost)
@@ -183,7 +193,7 @@ class RayBackend:
         self._listener.on_worker_down(member.info, last, returning=False)
 
     def _on_lost_in_revival(self, member: Member, error: WorkerLost) -> None:
-        logger.warning("%s", error)
+        logger.warning("%s", error, extra=member.where)
 
     def _node_again(self, member: Member) -> Node:
         """The node that the worker was on, also when its Ray was started anew and has another id; else one that the
@@ -195,6 +205,15 @@ class RayBackend:
         same = [node for node in nodes if node.node_id == member.node.node_id]
         renewed = [node for node in nodes if node.address == member.node.address]
         return (same or renewed or [place([member.wish], nodes)[member.name]])[0]
+
+
+def _bring(reference: Any, timeout: float, spans: SpanRecorder) -> Packed:
+    materialize = arrive(reference, hop=hop_into(None), timeout=timeout, spans=spans, check=lambda: None)
+    with spans.span("hop.materialize", hop=hop_into(None)) as attributes:
+        packed = materialize()
+        own = replace(packed, buffers=tuple(buffer.copy() for buffer in packed.buffers))
+        attributes["payload"] = account(own).to_dict()
+    return own
 
 
 def _members(model: ModelDefinition, config: Config) -> list[Member]:

@@ -15,36 +15,40 @@ import ray
 from ray.exceptions import GetTimeoutError, ObjectLostError, OwnerDiedError
 
 from splitreel.engine.backend import PayloadGone
+from splitreel.observe.spans import SpanRecorder
 from splitreel.wire import Packed
 
 # How often a waiting receiver looks whether it was cancelled.
 _GLANCE = 0.25
 
 
-def receive(reference: Any, *, timeout: float, check: Callable[[], None]) -> tuple[Packed, list[tuple[str, float]]]:
-    """The payload and the seconds of `hop.wait` (until the producer has it), `hop.fetch` (into this node's store) and
-    `hop.materialize` (deserialise). Raises PayloadGone when it is lost or does not arrive in `timeout` seconds; `check`
-    may raise to stop waiting.
+def arrive(
+    reference: Any, *, hop: str, timeout: float, spans: SpanRecorder, check: Callable[[], None]
+) -> Callable[[], Packed]:
+    """Wait until the payload is in this node's store; what it returns deserialises it.
+
+    Two spans: `hop.wait` until the producer has it, `hop.fetch` until it is here. Raises PayloadGone, as does what it
+    returns, when the payload is lost or does not arrive in `timeout` seconds; `check` may raise to stop waiting.
     """
     deadline = time.monotonic() + timeout
-    spans: list[tuple[str, float]] = []
     for name, local in (("hop.wait", False), ("hop.fetch", True)):
-        began = time.monotonic()
-        while not ray.wait([reference], timeout=_GLANCE, fetch_local=local)[0]:
-            check()
-            if time.monotonic() > deadline:
-                raise PayloadGone(
-                    f"{name}: expected the payload within {timeout:g} s, found nothing. The link between the nodes is cut or "
-                    "the sending node is gone."
-                )
-        spans.append((name, time.monotonic() - began))
-    began = time.monotonic()
-    try:
-        packed = ray.get(reference, timeout=max(1.0, deadline - time.monotonic()))
-    except (ObjectLostError, OwnerDiedError) as error:
-        raise PayloadGone(str(error)) from error
-    except GetTimeoutError as error:
-        raise PayloadGone(f"hop.materialize: expected the payload within {timeout:g} s, found nothing.") from error
-    spans.append(("hop.materialize", time.monotonic() - began))
-    assert isinstance(packed, Packed)
-    return packed, spans
+        with spans.span(name, hop=hop):
+            while not ray.wait([reference], timeout=_GLANCE, fetch_local=local)[0]:
+                check()
+                if time.monotonic() > deadline:
+                    raise PayloadGone(
+                        f"{name}: expected the payload within {timeout:g} s, found nothing. The link between the nodes is "
+                        "cut or the sending node is gone."
+                    )
+
+    def materialize() -> Packed:
+        try:
+            packed = ray.get(reference, timeout=max(1.0, deadline - time.monotonic()))
+        except (ObjectLostError, OwnerDiedError) as error:
+            raise PayloadGone(str(error)) from error
+        except GetTimeoutError as error:
+            raise PayloadGone(f"hop.materialize: expected the payload within {timeout:g} s, found nothing.") from error
+        assert isinstance(packed, Packed)
+        return packed
+
+    return materialize

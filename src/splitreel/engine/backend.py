@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from splitreel.errors import WorkerLost
 from splitreel.observe.progress import LoadProgress, Progress
+from splitreel.observe.spans import SpanRecord, SpanRecorder
 from splitreel.request import Stage
 
 
@@ -46,9 +47,10 @@ class WorkerHealth:
 
 @dataclass(frozen=True)
 class StageReceipt:
-    """What a worker reports of a finished stage. Seconds on its own monotonic clock.
+    """What a worker reports of a finished stage. Seconds on its own monotonic clock, without the hop into it.
 
-    `spans`: parts of the stage by name. `payload_bytes`: logical bytes of what it made; `wire_bytes`: serialised.
+    `spans`: the hop into the stage, the stage and its parts. `payload_bytes`: logical bytes of what it made;
+    `wire_bytes`: serialised.
     """
 
     request_id: str
@@ -56,10 +58,17 @@ class StageReceipt:
     worker: str
     node: str
     seconds: float
-    spans: tuple[tuple[str, float], ...] = ()
+    spans: tuple[SpanRecord, ...] = ()
     payload_bytes: int = 0
     wire_bytes: int = 0
     values: dict[str, Any] = field(default_factory=dict)
+
+
+def hop_into(stage: Stage | None) -> str:
+    """What the hop into a stage is called, such as `encode-to-denoise`; None for the film's way to the driver."""
+    if stage is None:
+        return f"{Stage.DECODE}-to-driver"
+    return f"{stage.previous or 'driver'}-to-{stage}"
 
 
 class PayloadGone(Exception):
@@ -71,6 +80,9 @@ class Listener(Protocol):
 
     def on_progress(self, progress: Progress) -> None:
         """A running stage got further."""
+
+    def on_spans(self, spans: Sequence[SpanRecord]) -> None:
+        """What was recorded of a stage that failed, or of loading. A finished stage's are in its receipt."""
 
     def on_worker_up(self, worker: WorkerInfo) -> None:
         """A worker serves (again)."""
@@ -112,8 +124,8 @@ class Backend(Protocol):
         """Give up a worker that does not answer, and start another in its place if the limits allow."""
         ...
 
-    async def fetch(self, payload: Any) -> Any:
-        """Bring a payload into this process. Raises PayloadGone."""
+    async def fetch(self, payload: Any, spans: SpanRecorder) -> Any:
+        """Bring a payload into this process, recording its hop. Raises PayloadGone."""
         ...
 
     async def health(self) -> list[WorkerHealth]:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections import deque
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from splitreel.engine.backend import Backend, PayloadGone, StageReceipt, WorkerHealth, WorkerInfo
@@ -46,10 +47,14 @@ from splitreel.errors import (
     StageError,
     WorkerLost,
 )
+from splitreel.observe.logs import get_logger
+from splitreel.observe.metrics import Metrics
+from splitreel.observe.observer import Observer, RequestTrace, Sink
 from splitreel.observe.progress import LoadProgress, Progress
+from splitreel.observe.spans import Place, SpanRecord, TraceContext
 from splitreel.request import Stage
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,7 @@ class _Held:
 
     job: Job
     submitted: Any
+    trace: RequestTrace
     payloads: dict[Stage, Any] = field(default_factory=dict)
     timer: asyncio.TimerHandle | None = None
 
@@ -79,8 +85,19 @@ class _Held:
 class Engine:
     """Runs requests on a backend. `start()`, then `submit()`; `close()` ends everything."""
 
-    def __init__(self, backend: Backend, limits: Limits, deadlines: Deadlines) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        limits: Limits,
+        deadlines: Deadlines,
+        sinks: Sequence[Sink] = (),
+        *,
+        record_spans: bool = True,
+    ) -> None:
+        """`sinks` get every span; they are closed with the engine."""
         self.backend = backend
+        metrics = Metrics(queued=lambda: self.queued, in_flight=lambda: self.in_flight)
+        self.observer = Observer(driver_place(), sinks, metrics=metrics, enabled=record_spans)
         self._deadlines = deadlines
         self._scheduler = Scheduler(limits)
         self._held: dict[str, _Held] = {}
@@ -130,11 +147,24 @@ class Engine:
         if self._runs:
             await asyncio.wait(self._runs, timeout=5)
         self._held.clear()
+        self.observer.close()
 
     # Requests ---------------------------------------------------------------------------------------------------------
 
-    def submit(self, request_id: str, workflow: str, submitted: Any, priority: int = 0) -> Job:
-        """Admit a request, or raise QueueFull at once. `submitted`: the payload that encode starts from."""
+    def submit(
+        self,
+        request_id: str,
+        workflow: str,
+        submitted: Any,
+        priority: int = 0,
+        *,
+        context: TraceContext | None = None,
+        above: TraceContext | None = None,
+    ) -> Job:
+        """Admit a request, or raise QueueFull at once. `submitted`: the payload that encode starts from.
+
+        `context`: the ids of the request's span, which the payload's header carries; `above`: the caller's own span.
+        """
         if self._closed:
             raise ClusterError("session: expected an open one, found it closed. Open a new session.")
         if request_id in self._held:
@@ -151,7 +181,8 @@ class Engine:
         )
         # An error that nobody waits for is in the log; it must not be reported as never retrieved as well.
         job.future.add_done_callback(lambda future: future.cancelled() or future.exception())
-        self._held[request_id] = _Held(job, submitted)
+        trace = RequestTrace(self.observer, request_id, context or TraceContext.new(above), above)
+        self._held[request_id] = _Held(job, submitted, trace)
         self._handle(Submitted(request_id, workflow, priority))
         if job.future.done() and isinstance(error := job.future.exception(), QueueFull):
             raise error
@@ -183,14 +214,25 @@ class Engine:
         if held is not None:
             held.job.report(progress)
 
+    def on_spans(self, spans: Sequence[SpanRecord]) -> None:
+        """Spans of a failed stage, or of loading."""
+        held = self._held.get(spans[0].request_id) if spans else None
+        if held is not None:
+            held.trace.add(spans)
+        else:
+            self.observer.spans(spans)
+
     def on_worker_up(self, worker: WorkerInfo) -> None:
         """A worker serves (again)."""
         self._lost.pop(worker.name, None)
+        self.observer.metrics.worker_up(worker.name)
         self._handle(WorkerUp(worker.name, frozenset(worker.stages), frozenset(worker.workflows)))
 
     def on_worker_down(self, worker: WorkerInfo, error: WorkerLost, *, returning: bool) -> None:
         """A worker no longer serves."""
-        logger.warning("%s%s", error, " It is being restarted." if returning else "")
+        extra = {"role": worker.role, "node": worker.node}
+        logger.warning("%s%s", error, " It is being restarted." if returning else "", extra=extra)
+        self.observer.metrics.worker_down(worker.name)
         self._lost[worker.name] = error
         self._handle(WorkerDown(worker.name, returning))
 
@@ -249,7 +291,8 @@ class Engine:
             job.started_at = loop.time()
             held.timer = loop.call_later(self._deadlines.request, self._expire, request, None, self._deadlines.request)
         source = held.submitted if stage.previous is None else held.payloads[stage.previous]
-        self._spawn(self._run(held, stage, worker, attempt, source))
+        began = held.trace.stage_begins(stage, worker)
+        self._spawn(self._run(held, stage, worker, attempt, source, began))
 
     def _stop_run(self, request: str, stage: Stage, worker: str) -> None:
         loop = asyncio.get_running_loop()
@@ -268,49 +311,60 @@ class Engine:
         )
         await self.backend.replace_worker(worker, error)
 
-    async def _run(self, held: _Held, stage: Stage, worker: str, attempt: int, source: Any) -> None:
+    async def _run(self, held: _Held, stage: Stage, worker: str, attempt: int, source: Any, began: float) -> None:
         """One run of one stage, from the command to the event that ends it."""
         request = held.job.request_id
         timer = asyncio.get_running_loop().call_later(
             self._deadlines.stage, self._expire, request, stage, self._deadlines.stage
         )
         event: Event
+        problem: BaseException | None = None
         try:
             payload, receipt = await self.backend.run_stage(worker, stage, request, source)
         except RequestCancelled as error:
-            held.job.stopped_at = _bare(error)
+            problem = held.job.stopped_at = _bare(error)
             event = StageStopped(request, stage, worker, attempt)
         except WorkerLost as error:
+            problem = error
             # The backend says so itself, with what becomes of the worker; its word may come before or after.
             self._lost.setdefault(worker, error)
             return
-        except PayloadGone:
+        except PayloadGone as error:
+            problem = error
             assert stage.previous is not None
             self._handle(PayloadLost(request, stage.previous))
             event = StageFailed(
                 request, stage, worker, WorkerLost(f"the payload of {stage.previous} was lost"), attempt
             )
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
+            problem = error
             raise
         except Exception as error:
-            event = StageFailed(request, stage, worker, _bare(error), attempt)
+            problem = _bare(error)
+            event = StageFailed(request, stage, worker, problem, attempt)
         else:
+            held.trace.add(receipt.spans)
             held.payloads[stage] = payload
             held.job.receipts[stage] = receipt
             event = StageDone(request, stage, worker, attempt)
         finally:
             timer.cancel()
+            held.trace.stage_ended(stage, worker, began, problem)
+            problem = None  # with its traceback it would keep this frame, and the payload in it, until a collection
             if (stop_timer := self._stop_timers.pop(worker, None)) is not None:
                 stop_timer.cancel()
         self._handle(event)
 
     async def _deliver(self, held: _Held, handle: Any) -> None:
         job = held.job
+        spans = held.trace.delivery()
         try:
-            payload = await self.backend.fetch(handle)
+            payload = await self.backend.fetch(handle, spans)
         except Exception as error:
+            held.trace.add(spans.finish())
             self._settle(job, error)
             return
+        held.trace.add(spans.finish())
         loop = asyncio.get_running_loop()
         assert job.started_at is not None
         receipts: tuple[StageReceipt, ...] = tuple(job.receipts[stage] for stage in Stage)
@@ -340,9 +394,14 @@ class Engine:
             held.timer.cancel()
         if job.future.done():
             return
+        if held is not None:
+            held.trace.end(None if isinstance(outcome, Film) else outcome)
+            self.observer.metrics.request_ended(_outcome(outcome))
+        place = self.observer.place
+        extra = {"request_id": job.request_id, "role": place.role, "node": place.node}
         if isinstance(outcome, Film):
-            job.future.set_result(outcome)
-            logger.info("request %s: done in %.2f s", job.request_id, outcome.seconds)
+            job.future.set_result(replace(outcome, spans=tuple(held.trace.records)) if held else outcome)
+            logger.info("request %s: done in %.2f s", job.request_id, outcome.seconds, extra=extra)
         else:
             job.future.set_exception(outcome)
             logger.log(
@@ -350,6 +409,7 @@ class Engine:
                 "request %s: %s",
                 job.request_id,
                 outcome,
+                extra=extra,
             )
 
     def _as_error(self, request: str, reason: object, stage: Stage) -> Exception:
@@ -382,6 +442,23 @@ class Engine:
         self._runs.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("engine: %s", error, exc_info=error)
+
+
+def _outcome(outcome: Film | Exception) -> str:
+    match outcome:
+        case Film():
+            return "completed"
+        case QueueFull():
+            return "refused"
+        case RequestCancelled():
+            return "cancelled"
+        case _:
+            return "failed"
+
+
+def driver_place() -> Place:
+    """What this process is called in spans."""
+    return Place("driver", "driver", socket.gethostname())
 
 
 def _bare(error: Exception) -> Exception:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from splitreel.engine.backend import StageReceipt
 from splitreel.errors import RequestCancelled, RequestTimeout
 from splitreel.observe.progress import Progress
+from splitreel.observe.spans import SpanRecord
 from splitreel.request import Stage
 
 logger = logging.getLogger(__name__)
@@ -33,11 +34,15 @@ class JobStatus:
 
 @dataclass(frozen=True)
 class Film:
-    """What a finished job holds: the film payload in this process, and one receipt per stage."""
+    """What a finished job holds: the film payload in this process, one receipt per stage, and every span of it.
+
+    `seconds`: from the order to encode until the film is here.
+    """
 
     payload: Any
     receipts: tuple[StageReceipt, ...]
     seconds: float
+    spans: tuple[SpanRecord, ...] = ()
 
 
 @dataclass(eq=False)

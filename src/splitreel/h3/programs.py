@@ -164,6 +164,11 @@ class StepReport(ModularPipelineBlocks):  # type: ignore[misc]
         self.calls = 0
         return self
 
+    def begin(self, i: int) -> None:
+        """A step begins, number `i` from 0."""
+        if self._control is not None:
+            self._control.begin_part("step", i + 1)
+
     def __enter__(self) -> None:
         return None
 
@@ -173,7 +178,26 @@ class StepReport(ModularPipelineBlocks):  # type: ignore[misc]
     def __call__(self, components: Any, block_state: BlockState, i: int, t: torch.Tensor) -> tuple[Any, BlockState]:
         self.calls = i + 1
         if self._control is not None:
+            self._control.end_part()
             self._control.step("step", i + 1, len(block_state.timesteps))
+        return components, block_state
+
+
+class StepBegin(ModularPipelineBlocks):  # type: ignore[misc]
+    """A block of our own at the start of diffusers' denoising loop: what lies before it is not part of the first step."""
+
+    model_name = "minimax-h3"
+
+    def __init__(self, report: StepReport) -> None:
+        super().__init__()
+        self._report = report
+
+    @property
+    def description(self) -> str:
+        return "Notes that a denoising step begins."
+
+    def __call__(self, components: Any, block_state: BlockState, i: int, t: torch.Tensor) -> tuple[Any, BlockState]:
+        self._report.begin(i)
         return components, block_state
 
 
@@ -188,7 +212,7 @@ class Watches:
         self.num_layers = len(layers)
         self.layers = ModuleWatch(layers, "layer")
         self.encoder = ModuleWatch([vae.encoder] if vae is not None else [], "tile")
-        self.decoder = ModuleWatch([vae.decoder] if vae is not None else [], "chunk")
+        self.decoder = ModuleWatch([vae.decoder] if vae is not None else [], "chunk", spans=True)
 
 
 def build_pipeline(
@@ -199,6 +223,7 @@ def build_pipeline(
     report = StepReport()
     if stage is Stage.DENOISE:
         loop = blocks.sub_blocks["denoise.denoise"]
+        loop.sub_blocks.insert("begin", StepBegin(report), 0)
         loop.sub_blocks.insert("report", report, len(loop.sub_blocks))
         loop.set_progress_bar_config(disable=True)
     pipeline = GeometryPipeline(

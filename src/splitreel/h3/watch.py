@@ -15,15 +15,21 @@ from splitreel.roles.control import StageControl
 
 
 class ModuleWatch:
-    """Counts calls of the watched modules and reports them to the control of the running stage, if any."""
+    """Counts calls of the watched modules and reports them to the control of the running stage, if any.
 
-    def __init__(self, modules: Iterable[nn.Module], unit: str) -> None:
+    With `spans` each call is a span of its own, such as `decode.chunk`.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module], unit: str, *, spans: bool = False) -> None:
         self._unit = unit
         self._control: StageControl | None = None
         self._total = 0
         self._seen = 0
         for module in modules:
             module.register_forward_pre_hook(self._on_call)
+            if spans:
+                module.register_forward_hook(self._on_return)
+        self._spans = spans
 
     @contextmanager
     def reporting(self, control: StageControl, total: int = 0) -> Iterator[None]:
@@ -45,3 +51,9 @@ class ModuleWatch:
             self._seen += 1
         else:
             control.check()
+        if self._spans:
+            control.begin_part(self._unit, self._seen)
+
+    def _on_return(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self._control is not None:
+            self._control.end_part()

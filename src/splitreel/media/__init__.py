@@ -1,8 +1,9 @@
 """THE LENS: reads and writes media files.
 
 Knows pictures, sound, video and the mp4 that holds them, as numpy arrays and the rates that belong to them. Reading
-follows what diffusers does with the same file, bit for bit where the file's rate is constant; writing is
-deterministic. Must not know: the model (canvas rules come in as a function, lengths as numbers), torch, the cluster.
+follows what diffusers does with the same file, bit for bit where the file's rate is constant; writing the same film
+again gives the same bytes whatever the number of cores, but for a rare whim of x264. Must not know: the model (canvas
+rules come in as a function, lengths as numbers), torch, the cluster.
 """
 
 from splitreel.media.data import Clip, Sound

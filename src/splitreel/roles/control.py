@@ -4,25 +4,34 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
 
 from splitreel.errors import RequestCancelled
 from splitreel.observe.progress import Progress
+from splitreel.observe.spans import Place, SpanRecorder
 from splitreel.request import Stage
 
 
 class StageControl:
     """One run of one stage. `report` is called in the stage's thread; `stop` may be called from any."""
 
-    def __init__(self, request_id: str, stage: Stage, report: Callable[[Progress], None] | None = None) -> None:
+    def __init__(
+        self,
+        request_id: str,
+        stage: Stage,
+        report: Callable[[Progress], None] | None = None,
+        spans: SpanRecorder | None = None,
+    ) -> None:
         self.request_id = request_id
         self.stage = stage
-        self.spans: list[tuple[str, float]] = []
+        self.spans = spans or SpanRecorder(Place("", "", ""), request_id=request_id, stage=stage)
         self._report = report
         self._stopping = threading.Event()
         self._began = time.monotonic()
         self._last = Progress(request_id, stage, "", 0, 0, 0.0)
+        self._part: int | None = None
 
     def stop(self) -> None:
         """Ask the stage to end at its next step."""
@@ -49,11 +58,17 @@ class StageControl:
             self._report(self._last)
         self.check()
 
-    @contextmanager
-    def span(self, name: str) -> Iterator[None]:
+    def span(self, name: str, **attributes: Any) -> AbstractContextManager[dict[str, Any]]:
         """Time a part of the stage on this machine's monotonic clock."""
-        began = time.monotonic()
-        try:
-            yield
-        finally:
-            self.spans.append((name, time.monotonic() - began))
+        return self.spans.span(name, **attributes)
+
+    def begin_part(self, unit: str, index: int) -> None:
+        """A step or chunk begins, number `index` from 1: a span `denoise.step` or `decode.chunk` until `end_part`."""
+        self.end_part()
+        self._part = self.spans.begin(f"{self.stage}.{unit}", index=index)
+
+    def end_part(self) -> None:
+        """The step or chunk is done; nothing happens when none is under way."""
+        if self._part is not None:
+            self.spans.end(self._part)
+            self._part = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -13,6 +12,8 @@ import torch
 
 from splitreel.config import RoleSpec
 from splitreel.errors import MissingComponent, SplitreelError
+from splitreel.observe.logs import get_logger
+from splitreel.observe.spans import Place, SpanRecorder
 from splitreel.request import Stage
 from splitreel.roles.checkpoint import Checkpoint, open_checkpoint
 from splitreel.roles.control import StageControl
@@ -20,7 +21,7 @@ from splitreel.roles.definition import GeometryFacts, ModelDefinition, StageProg
 from splitreel.roles.quiet import quiet
 from splitreel.wire import Payload
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 # diffusers and accelerate build models on the meta device by patching torch.nn.Module for the whole process; two
 # threads that load at once get each other's meta tensors ("Cannot copy out of meta tensor", seen).
@@ -89,7 +90,11 @@ class Role:
         available: int = psutil.virtual_memory().available
         return available
 
-    def load(self, report: Callable[[str, int, int, int, float], None] | None = None) -> None:
+    def load(
+        self,
+        report: Callable[[str, int, int, int, float], None] | None = None,
+        spans: SpanRecorder | None = None,
+    ) -> None:
         """Load this role's components, and nothing else. Raises MissingComponent with the original cause.
 
         `report(component, done, total, resident bytes, seconds)` is called after each.
@@ -101,8 +106,9 @@ class Role:
         components: dict[str, Any] = {}
         for index, name in enumerate(names):
             began = time.monotonic()
-            components[name] = self._load_component(name, checkpoint)
-            self.resident[name] = _resident_bytes(components[name])
+            with (spans or SpanRecorder(Place("", self.spec.role, ""))).span(f"load.{name}") as attributes:
+                components[name] = self._load_component(name, checkpoint)
+                self.resident[name] = attributes["bytes"] = _resident_bytes(components[name])
             seconds = time.monotonic() - began
             logger.info("loaded %s: %d bytes in %.2f s", name, self.resident[name], seconds)
             if report is not None:
@@ -135,8 +141,17 @@ class Role:
             ) from error
         return component
 
+    def receive(self, stage: Stage, payload: Payload) -> Payload:
+        """Check a payload on arrival and bring its `on_device` fields to the device; the copies are complete.
+
+        torch waits for the stream when it copies from pageable memory, so nothing else has to. Raises WireError.
+        """
+        spec = self.model.payload_spec(stage, payload.header.workflow, self.geometry)
+        spec.check(payload, geometry=self.geometry.fingerprint)
+        return spec.place(payload, self.spec.device)
+
     def run(self, stage: Stage, payload: Payload, control: StageControl) -> Payload:
-        """Run one stage; the payload is checked on arrival. Raises WireError, RequestCancelled or the stage's own error."""
+        """Run one stage on a payload that `receive` gave. Raises WireError, RequestCancelled or the stage's own error."""
         workflow = payload.header.workflow
         program = self._programs.get((workflow, stage))
         if program is None:
@@ -144,9 +159,6 @@ class Role:
         if self.spec.threads is not None and torch.get_num_threads() != self.spec.threads:
             # OpenMP keeps this number per thread, so it is set where the stage runs.
             torch.set_num_threads(self.spec.threads)
-        spec = self.model.payload_spec(stage, workflow, self.geometry)
-        spec.check(payload, geometry=self.geometry.fingerprint)
-        payload = spec.place(payload, self.spec.device)
         control.check()
         with torch.inference_mode():
             result = program(payload, control)

@@ -60,7 +60,7 @@ def pack(payload: Payload) -> Packed:
             {
                 "name": name,
                 "list": not isinstance(value, Tensor),
-                "items": [[_dtype_name(name, item), list(item.shape)] for item in items],
+                "items": [[_dtype_name(name, item), list(item.shape), str(item.device)] for item in items],
             }
         )
         buffers.extend(_bytes_of(item) for item in items)
@@ -99,11 +99,16 @@ def unpack(packed: Packed) -> Payload:
     tensors: dict[str, FieldValue] = {}
     buffers = iter(packed.buffers)
     for entry in entries:
-        items = [_tensor_of(entry["name"], dtype, shape, next(buffers, None)) for dtype, shape in entry["items"]]
+        items = [_tensor_of(entry["name"], dtype, shape, next(buffers, None)) for dtype, shape, *_ in entry["items"]]
         tensors[entry["name"]] = items if entry["list"] else items[0]
     if next(buffers, None) is not None:
         raise InvalidPayload("payload buffers: found more than the header lists.")
     return Payload(header, tensors)
+
+
+def itemsize(dtype: str) -> int:
+    """Bytes of one element of a dtype that payloads may have."""
+    return _DTYPES[dtype].itemsize
 
 
 def _dtype_name(field: str, tensor: Tensor) -> str:

@@ -9,7 +9,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from splitreel.serve.cli import config, generate, make_tiny
+from splitreel.serve.cli import cluster, config, generate, make_tiny, plan, trace
 from splitreel.serve.cli.codes import EXIT_CODES, USAGE
 from splitreel.serve.cli.failures import exit_code_of, explain
 from splitreel.serve.cli.logs import Verbose, set_verbosity
@@ -32,8 +32,11 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("generate", epilog=generate.EPILOG)(generate.generate)
+app.command("trace", epilog=trace.EPILOG)(trace.trace)
 app.command("make-tiny", epilog=make_tiny.EPILOG)(make_tiny.make_tiny)
+app.command("plan", epilog=plan.EPILOG)(plan.plan)
 app.add_typer(config.app, name="config")
+app.add_typer(cluster.app, name="cluster")
 
 # Typer brings a click of its own from 0.26 on; what it raises for wrong usage is the base of its BadParameter in both.
 _UsageError = typer.BadParameter.__mro__[1]

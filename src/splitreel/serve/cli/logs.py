@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from splitreel.observe.logs import FORMAT, PlaceFilter
+
 Verbose = Annotated[
     int,
     typer.Option(
@@ -36,7 +38,8 @@ def set_verbosity(verbose: int) -> None:
     root = logging.getLogger()
     if not any(isinstance(handler, _ToStderr) for handler in root.handlers):
         handler = _ToStderr()
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%H:%M:%S"))
+        handler.addFilter(PlaceFilter())
+        handler.setFormatter(logging.Formatter(FORMAT, "%H:%M:%S"))
         root.addHandler(handler)
         root.setLevel(logging.WARNING)
         if not sys.warnoptions:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from splitreel.request import GenerateResult, StageTiming
+from splitreel.observe.timings import HopTiming, StageTiming
+from splitreel.request import GenerateResult
 from splitreel.serve.cli.failures import message_of
 from splitreel.serve.cli.inputs import Order
 
@@ -51,10 +52,14 @@ def film_json(order: Order, result: GenerateResult) -> str:
                     "worker": timing.worker,
                     "node": timing.node,
                     "seconds": round(timing.seconds, 6),
-                    "spans": {name: round(seconds, 6) for name, seconds in timing.spans},
+                    "queue": round(timing.queue, 6),
+                    "call": round(timing.call, 6),
+                    "spans": [[name, round(seconds, 6)] for name, seconds in timing.spans],
                 }
                 for timing in result.timings
             ],
+            "hops": [_hop_json(hop) for hop in result.timings.hops],
+            "unaccounted": round(result.timings.unaccounted, 6),
         }
     )
 
@@ -87,9 +92,22 @@ def _identity(order: Order) -> dict[str, Any]:
 
 
 def _stage(timing: StageTiming) -> str:
-    # Spans below a millisecond are in the JSON.
-    spans = "".join(f", {name} {seconds:.3f} s" for name, seconds in timing.spans if seconds >= 0.001)
+    # Steps, chunks and whatever took less than a millisecond are in the JSON.
+    parts = [("received in", timing.hop.receive if timing.hop else 0.0)]
+    parts += [item for item in timing.spans if not item[0].startswith(f"{timing.stage}.")]
+    spans = "".join(f", {name} {seconds:.3f} s" for name, seconds in parts if seconds >= 0.001)
     return f"{timing.stage} {duration(timing.seconds)} ({timing.worker} on {timing.node}{spans})"
+
+
+def _hop_json(hop: HopTiming) -> dict[str, Any]:
+    return {
+        "hop": hop.name,
+        "wait": round(hop.wait, 6),
+        "fetch": round(hop.fetch, 6),
+        "materialize": round(hop.materialize, 6),
+        "payload": hop.payload.to_dict() if hop.payload else None,
+        "effective_bytes_per_second": round(hop.effective_rate) if hop.effective_rate else None,
+    }
 
 
 def _size(num_bytes: int) -> str:

@@ -1,0 +1,170 @@
+"""Sizes of the released checkpoint, and what a request of some size takes in memory and on the wire.
+
+Needs neither torch nor diffusers, so that a plan is made before anything is installed or downloaded. What is copied
+from diffusers 0.42.1 here is compared with it by tests/contract/test_plan_facts.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from splitreel.request import Stage
+
+REPOSITORY = "MiniMaxAI/MiniMax-H3"
+
+# The components with weights that each stage needs.
+STAGE_COMPONENTS: dict[str, dict[Stage, tuple[str, ...]]] = {
+    "t2va": {
+        Stage.ENCODE: ("text_encoder",),
+        Stage.DENOISE: ("transformer",),
+        Stage.DECODE: ("vae", "audio_vae"),
+    },
+    "fl2va": {
+        Stage.ENCODE: ("text_encoder", "vae"),
+        Stage.DENOISE: ("transformer",),
+        Stage.DECODE: ("vae", "audio_vae"),
+    },
+    "ref2va": {
+        Stage.ENCODE: ("text_encoder", "vae", "audio_vae"),
+        Stage.DENOISE: ("transformer_ref",),
+        Stage.DECODE: ("vae", "audio_vae"),
+    },
+}
+
+# Modules that diffusers keeps in float32 whatever dtype is asked for; matched against the parts of a tensor's name.
+KEPT_IN_FLOAT32: dict[str, frozenset[str]] = {
+    "vae": frozenset({"encoder", "quant_conv", "norm1", "norm2", "norm_out", "scale1", "scale2"}),
+    "audio_vae": frozenset({"encoder", "decoder", "pre_block", "dec_in_proj", "mean_proj", "logs_proj"}),
+    "transformer": frozenset({"proj_in", "audio_proj_in", "time_embedder", "proj_out", "audio_proj_out", "rope"}),
+    "transformer_ref": frozenset({"proj_in", "audio_proj_in", "time_embedder", "proj_out", "audio_proj_out", "rope"}),
+    "text_encoder": frozenset(),
+}
+
+
+@dataclass(frozen=True)
+class Values:
+    """How many numbers a component holds: `plain` ones in the dtype asked for, `pinned` ones always in float32."""
+
+    plain: int
+    pinned: int = 0
+
+    def bytes_in(self, item_size: int) -> int:
+        """Bytes once loaded with `item_size` bytes per number."""
+        return self.plain * item_size + self.pinned * 4
+
+
+# Counted on the classes' default configurations, which are the released ones: 66.7, 10.4 (float32), 0.6 (float32) and
+# twice 66.3 GB. The text encoder is the published 66.7 GB of Qwen3-VL-32B in bfloat16.
+RELEASED: dict[str, Values] = {
+    "text_encoder": Values(33_350_000_000),
+    "vae": Values(2_423_232_088, 180_636_896),
+    "audio_vae": Values(0, 151_321_489),
+    "transformer": Values(33_105_770_752, 17_222_144),
+    "transformer_ref": Values(33_105_770_752, 17_222_144),
+}
+
+
+@dataclass(frozen=True)
+class Dims:
+    """The dimensions that memory depends on. Defaults are the release's."""
+
+    spatial_ratio: int = 16
+    temporal_ratio: int = 4
+    clip_length: int = 17
+    latent_channels: int = 24
+    audio_channels: int = 32
+    patch: int = 2
+    text_dim: int = 5120
+    text_layers: int = 64
+    text_ffn: int = 25600
+    hidden: int = 5376
+    ffn: int = 14336
+    vae_encoder_channels: int = 128
+    vae_decoder_dim: int = 2048
+
+    @classmethod
+    def of_configs(cls, configs: Mapping[str, Mapping[str, Any]]) -> Dims:
+        """From the components' config.json contents by component; what is absent keeps the release's value."""
+        vae, text = configs.get("vae", {}), configs.get("text_encoder", {}).get("text_config", {})
+        dit = configs.get("transformer") or configs.get("transformer_ref") or {}
+        default = cls()
+        heads, head = vae.get("decoder_num_attention_heads", 32), vae.get("decoder_attention_head_dim", 64)
+        return cls(
+            spatial_ratio=math.prod(vae.get("spatial_downsample_factors", [default.spatial_ratio])),
+            temporal_ratio=math.prod(vae.get("temporal_downsample_factors", [default.temporal_ratio])),
+            clip_length=vae.get("clip_length", default.clip_length),
+            latent_channels=vae.get("latent_channels", default.latent_channels),
+            audio_channels=dit.get("audio_in_channels", default.audio_channels),
+            patch=dit.get("patch_size", [1, 2, default.patch])[2],
+            text_dim=text.get("hidden_size", default.text_dim),
+            text_layers=text.get("num_hidden_layers", default.text_layers),
+            text_ffn=text.get("intermediate_size", default.text_ffn),
+            hidden=dit.get("hidden_size", default.hidden),
+            ffn=dit.get("ffn_dim", default.ffn),
+            vae_encoder_channels=vae.get("block_out_channels", [default.vae_encoder_channels])[0],
+            vae_decoder_dim=heads * head,
+        )
+
+
+@dataclass(frozen=True)
+class FilmSize:
+    """What one request makes: pixels and frames, rows of prompt, and rows of conditions (keyframes, references)."""
+
+    height: int = 768
+    width: int = 1344
+    num_frames: int = 124
+    text_rows: int = 512
+    condition_rows: int = 0
+    references: bool = False
+
+    def latent_frames(self, dims: Dims) -> int:
+        """5 n + 2 for 17 n + 5 frames in the release."""
+        per_chunk = math.ceil(dims.clip_length / dims.temporal_ratio)
+        return (self.num_frames - per_chunk) // dims.clip_length * per_chunk + 2
+
+    def latents(self, dims: Dims) -> int:
+        """Numbers in the video latents."""
+        area = (self.height // dims.spatial_ratio) * (self.width // dims.spatial_ratio)
+        return dims.latent_channels * self.latent_frames(dims) * area
+
+    def rows(self, dims: Dims) -> int:
+        """Rows of the packed sequence: text, conditions, sound, picture."""
+        area = (self.height // dims.spatial_ratio // dims.patch) * (self.width // dims.spatial_ratio // dims.patch)
+        return self.text_rows + self.condition_rows + self._audio_rows + self.latent_frames(dims) * area
+
+    @property
+    def _audio_rows(self) -> int:
+        return 2 * round(self.num_frames / 24 * 40)
+
+    def encoded_bytes(self, dims: Dims) -> int:
+        """The payload encode → denoise: prompt states in bfloat16, an int64 tag each, float32 condition latents."""
+        condition = self.condition_rows * dims.latent_channels * dims.patch**2 * 4
+        return self.text_rows * (dims.text_dim * 2 + 8) + condition
+
+    def denoised_bytes(self, dims: Dims) -> int:
+        """The payload denoise → decode: float32 latents of picture and sound."""
+        return 4 * (self.latents(dims) + self._audio_rows * dims.audio_channels)
+
+    def activation_bytes(self, stage: Stage, dims: Dims) -> int:
+        """The most that a stage holds beside its weights, as diffusers' blocks run in bfloat16.
+
+        encode: all layers' hidden states are kept (`output_hidden_states`), and one layer's gated feed-forward; with
+        references or keyframes one tile of the float32 VAE encoder: five feature maps at full resolution, and four frames.
+        denoise: the block's gated feed-forward (both halves, their activation, the product) and five row tensors.
+        decode: the film in float32 three times (decoded, scaled, clamped), or once and a tile of the VAE decoder.
+        """
+        match stage:
+            case Stage.ENCODE:
+                rows = self.text_rows * 2 * ((dims.text_layers + 1) * dims.text_dim + 3 * dims.text_ffn)
+                tile = 256 * 256 * dims.vae_encoder_channels * 4
+                frames = dims.clip_length if self.references else 1 if self.condition_rows else 0
+                return max(rows, tile * (5 * frames + 4) if frames else 0)
+            case Stage.DENOISE:
+                return self.rows(dims) * 2 * (4 * dims.ffn + 5 * dims.hidden)
+            case Stage.DECODE:
+                film = self.num_frames * 3 * self.height * self.width * 4
+                tokens = (256 // dims.spatial_ratio) ** 2 * (2 * dims.clip_length // dims.temporal_ratio)
+                return max(3 * film, film + tokens * dims.vae_decoder_dim * 4 * 8)

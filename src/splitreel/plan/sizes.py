@@ -1,0 +1,113 @@
+"""How large a checkpoint's components are: from its files' headers, or from the shipped table of the release."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from splitreel.errors import CheckpointError
+from splitreel.h3.released import KEPT_IN_FLOAT32, RELEASED, REPOSITORY, STAGE_COMPONENTS, Dims, FilmSize, Values
+from splitreel.request import Stage
+from splitreel.roles.checkpoint import INDEX_FILE, Checkpoint, check_safetensors
+
+RELEASE = REPOSITORY
+ITEM_SIZES = {"bfloat16": 2, "float16": 2, "float32": 4}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Components by name, the dimensions of the model, and where both were read."""
+
+    values: dict[str, Values]
+    dims: Dims
+    source: str
+
+    def bytes_of(self, component: str, dtype: str) -> int:
+        """Bytes of a component once loaded in a dtype."""
+        return self.values[component].bytes_in(ITEM_SIZES[dtype])
+
+
+def film_size(height: int, width: int, num_frames: int, text_rows: int, workflows: Sequence[str]) -> FilmSize:
+    """A film of some canvas; frames are rounded up to 17 n + 5. With `fl2va` it has two keyframes of its canvas."""
+    keyframes = 2 * (height // 32) * (width // 32) if "fl2va" in workflows else 0
+    return FilmSize(height, width, num_frames + (5 - num_frames) % 17, text_rows, keyframes, "ref2va" in workflows)
+
+
+def components_of(stages: Sequence[Stage], workflows: Sequence[str]) -> tuple[str, ...]:
+    """The components with weights that a worker holds, in loading order."""
+    needed = {name for workflow in workflows for stage in stages for name in STAGE_COMPONENTS[workflow][stage]}
+    order = ("audio_vae", "vae", "text_encoder", "transformer", "transformer_ref")
+    return tuple(name for name in order if name in needed)
+
+
+def sizes_of(path: str, workflows: Sequence[str], *, revision: str | None = None) -> Sizes:
+    """Sizes of a local directory, of what the hub's cache holds, or of the release.
+
+    Reads headers only. Raises CheckpointError where a file is absent, cut off, or the model is neither here nor known.
+    """
+    folder = Path(path).expanduser()
+    if path.partition(":")[0] == "tiny":
+        from splitreel.h3.model import MiniMaxH3  # makes the checkpoint, for which it needs torch
+
+        folder = Path(MiniMaxH3().locate(path))
+    if folder.is_dir():
+        return read_sizes(folder, workflows)
+    if path == REPOSITORY:
+        return Sizes(RELEASED, Dims(), "the shipped table of the released checkpoint")
+    cached = _cached(path, revision) if path.count("/") == 1 and not path.startswith((".", "/", "~")) else None
+    if cached is None:
+        raise CheckpointError(
+            f"model.path: expected a directory, a repository in the hub's cache, or {REPOSITORY}, found {path!r}. "
+            "Download it first, or plan with the released sizes (--model).",
+            file=path,
+        )
+    return read_sizes(cached, workflows)
+
+
+def read_sizes(folder: Path, workflows: Sequence[str]) -> Sizes:
+    """Count the numbers in the safetensors headers of a local checkpoint. Raises CheckpointError."""
+    checkpoint = Checkpoint(folder, str(folder))
+    if not (folder / INDEX_FILE).is_file():
+        raise CheckpointError(
+            f"model.path: expected {INDEX_FILE} in {folder}, found none. Use the folder that holds it.",
+            file=str(folder / INDEX_FILE),
+        )
+    names = components_of(tuple(Stage), workflows)
+    values = {name: _count(checkpoint, name) for name in names}
+    configs = {name: checkpoint.read_json(f"{name}/config.json", component=name) for name in names}
+    return Sizes(values, Dims.of_configs(configs), f"file headers in {folder}")
+
+
+def _count(checkpoint: Checkpoint, component: str) -> Values:
+    pins = KEPT_IN_FLOAT32[component]
+    plain = pinned = 0
+    files = checkpoint.weight_files(component)
+    if not files:
+        raise CheckpointError(
+            f"{component}: expected safetensors weights in {checkpoint.root / component}, found none. Download the folder.",
+            component=component,
+            file=str(checkpoint.root / component),
+        )
+    for path in files:
+        for name, entry in check_safetensors(path, component=component).items():
+            if name != "__metadata__":
+                count = _numbers(entry)
+                if pins.intersection(name.split(".")):
+                    pinned += count
+                else:
+                    plain += count
+    return Values(plain, pinned)
+
+
+def _numbers(entry: dict[str, Any]) -> int:
+    return math.prod(entry["shape"])
+
+
+def _cached(repository: str, revision: str | None) -> Path | None:
+    import huggingface_hub
+
+    found = huggingface_hub.try_to_load_from_cache(repository, INDEX_FILE, revision=revision)
+    return Path(found).parent if isinstance(found, str) else None

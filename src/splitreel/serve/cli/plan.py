@@ -1,0 +1,252 @@
+"""`splitreel plan`: will it fit, how fast will it be, and does a split pay; before anything loads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from splitreel.serve.cli.codes import DEPLOYMENT
+
+if TYPE_CHECKING:
+    from splitreel.config import Config
+    from splitreel.plan.layouts import Figures, Setting
+    from splitreel.plan.memory import Machine
+
+EPILOG = """Examples:
+
+splitreel plan --node a=128:unified --node b=128:unified
+
+splitreel plan --config splitreel.yaml --node 192.168.23.1=128:unified --node 192.168.23.2=128:unified
+
+splitreel plan --node a=80 --node b=80 --times encode=2,denoise=60,decode=8 --rate 30
+
+splitreel plan --node a=128:unified --times receipts.jsonl --machines 4 --sweep outputs/plan
+
+Exit codes: 0 it fits; 2 wrong usage; 3 it does not fit, or the checkpoint cannot be read."""
+
+_MEMORY, _SPEED = "Does it fit", "How fast is it"
+
+
+def plan(
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", show_default=False, help="Its roles and nodes; without it the best cut is sought."
+        ),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="A.B=C", show_default=False, help="Change a setting of the config; repeatable."),
+    ] = None,
+    nodes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--node",
+            metavar="NAME=GB[:unified]",
+            show_default=False,
+            help="A GPU's memory in GB of 10^9 bytes (or GiB), or a machine whose CPU and GPU share it; repeatable. A card "
+            "sold as 80 GB has about 85.",
+            rich_help_panel=_MEMORY,
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH",
+            show_default=False,
+            help="A directory or hub id. Default: the release.",
+            rich_help_panel=_MEMORY,
+        ),
+    ] = None,
+    workflows: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--workflow", metavar="W", show_default=False, help="Default: t2va; repeatable.", rich_help_panel=_MEMORY
+        ),
+    ] = None,
+    height: Annotated[int, typer.Option(metavar="H", min=32, rich_help_panel=_MEMORY)] = 768,
+    width: Annotated[int, typer.Option(metavar="W", min=32, rich_help_panel=_MEMORY)] = 1344,
+    num_frames: Annotated[int, typer.Option(metavar="N", min=5, max=345, rich_help_panel=_MEMORY)] = 124,
+    text_rows: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Tokens of the prompt, pictures included.", rich_help_panel=_MEMORY)
+    ] = 512,
+    times: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIMES",
+            show_default=False,
+            help="encode=S,denoise=S,decode=S, everything resident; or receipts of splitreel generate --json.",
+            rich_help_panel=_SPEED,
+        ),
+    ] = None,
+    machines: Annotated[
+        int, typer.Option(metavar="N", min=1, max=16, help="Compare up to so many machines.", rich_help_panel=_SPEED)
+    ] = 3,
+    rate: Annotated[
+        float | None,
+        typer.Option(
+            metavar="R", show_default=False, help="Requests per hour, for waiting times.", rich_help_panel=_SPEED
+        ),
+    ] = None,
+    load_rate: Annotated[
+        float,
+        typer.Option(metavar="GB/S", min=0.01, help="From disk, where a machine reloads.", rich_help_panel=_SPEED),
+    ] = 1.0,
+    link_rate: Annotated[
+        float, typer.Option(metavar="GB/S", min=0.001, help="Between machines; 0.1 is 1 GbE.", rich_help_panel=_SPEED)
+    ] = 1.0,
+    sweep: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH", show_default=False, help="Write PATH.csv and PATH.png over rates.", rich_help_panel=_SPEED
+        ),
+    ] = None,
+    rates: Annotated[
+        str | None,
+        typer.Option(
+            metavar="R,R,...",
+            show_default=False,
+            help="Of the sweep. Default: eight up to the best.",
+            rich_help_panel=_SPEED,
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", metavar="", help="One JSON object on stdout.")] = False,
+) -> None:
+    """Say whether a model fits on some machines, and how many films an hour each way to use them makes.
+
+    Reads file headers only, or a table of the released sizes: nothing is loaded or downloaded.
+    """
+    from splitreel.config import load_config
+    from splitreel.plan.memory import best_layout, forecast, parse_machine, workers_of
+    from splitreel.plan.report import memory_json, memory_text
+    from splitreel.plan.sizes import RELEASE, film_size, sizes_of
+    from splitreel.serve.cli.failures import Refused
+
+    settings = load_config(config, overrides or []) if config is not None else None
+    if config is None and overrides:
+        raise Refused("--set: expected --config too, found none. Give the config whose setting to change.")
+    known = [parse_machine(text) for text in nodes or ()]
+    twice = sorted({each.name for each in known if [other.name for other in known].count(each.name) > 1})
+    if twice:
+        raise Refused(f"--node: expected each name once, found {twice[0]} twice. Give each machine a name of its own.")
+    if not known and times is None:
+        raise Refused(
+            "--node, --times: expected the memory of each machine or the seconds of each stage, found neither. For example "
+            "--node a=128:unified --node b=128:unified."
+        )
+    served = _served(settings, workflows)
+    path = model or (settings.model.path if settings else RELEASE)
+    sizes = sizes_of(path, served, revision=settings.model.revision if settings else None)
+    film = film_size(height, width, num_frames, text_rows, served)
+
+    report: dict[str, Any] = {}
+    fits = True
+    if known:
+        found = (
+            forecast(workers_of(settings, known), known, sizes, film)
+            if settings is not None
+            else best_layout(known, sizes, film, served)
+        )
+        fits = found.fits
+        report["memory"] = memory_json(found)
+        if not as_json:
+            print(memory_text(found))
+    if times is not None:
+        from splitreel.plan.layouts import Setting, parse_times
+
+        speed = Setting(
+            parse_times(times),
+            sizes,
+            film,
+            served,
+            _least(known) if known else None,
+            load_rate=load_rate * 1e9,
+            link_rate=link_rate * 1e9,
+        )
+        report |= _speed(speed, machines, rate, sweep, rates, as_json=as_json, gap=bool(known))
+    elif sweep is not None or rate is not None or rates is not None:
+        raise Refused(
+            "--times: expected the seconds of each stage for --rate, --rates and --sweep, found none. Add --times."
+        )
+    if as_json:
+        print(json.dumps(report))
+    raise typer.Exit(0 if fits else DEPLOYMENT)
+
+
+def _speed(
+    setting: Setting,
+    machines: int,
+    rate: float | None,
+    sweep: Path | None,
+    rates: str | None,
+    *,
+    as_json: bool,
+    gap: bool,
+) -> dict[str, Any]:
+    from splitreel.plan.layouts import figures, layouts, verdicts
+    from splitreel.plan.report import figures_text
+
+    ways = [layout for count in range(1, machines + 1) for layout in layouts(setting, count)]
+    found = [figures(layout, rate=rate) for layout in ways]
+    says = verdicts(found)
+    report: dict[str, Any] = {"layouts": [_plain(each) for each in found], "verdicts": says}
+    if not as_json:
+        print("\n" * gap + figures_text(found, says))
+    if sweep is not None:
+        from splitreel.plan.chart import draw_sweep
+        from splitreel.plan.report import figures_csv
+        from splitreel.serve.cli.files import write_text
+
+        best = max((each.per_hour for each in found), default=0.0)
+        wanted = _rates(rates, best)
+        rows = [figures(layout, rate=each) for layout in ways for each in wanted]
+        table, picture = sweep.with_name(f"{sweep.name}.csv"), sweep.with_name(f"{sweep.name}.png")
+        write_text(table, figures_csv(rows), option="--sweep")
+        times = setting.times
+        draw_sweep(
+            rows,
+            picture,
+            f"Time until a film is there: encode {times.encode:g} s, denoise {times.denoise:g} s, decode {times.decode:g} s",
+        )
+        report |= {"table": str(table), "picture": str(picture)}
+        if not as_json:
+            print(f"\n{table}, {picture}: {len(rows)} simulations.")
+    return report
+
+
+def _plain(each: Figures) -> dict[str, Any]:
+    row = each.to_dict()
+    return {**row, "alone": None} if each.obstacle else row
+
+
+def _rates(text: str | None, best: float) -> list[float]:
+    from splitreel.serve.cli.failures import Refused
+
+    if text is None:
+        return [round(best * step / 8, 2) for step in range(1, 9)]
+    try:
+        found = sorted({float(part) for part in text.split(",")})
+    except ValueError:
+        found = []
+    if not found or found[0] <= 0:
+        raise Refused(f"--rates: expected requests per hour with commas between, found {text!r}. For example 5,10,20.")
+    return found
+
+
+def _served(settings: Config | None, workflows: list[str] | None) -> tuple[str, ...]:
+    from splitreel.serve.cli.failures import Refused
+
+    wrong = [name for name in workflows or () if name not in ("t2va", "fl2va", "ref2va")]
+    if wrong:
+        raise Refused(f"--workflow: expected t2va, fl2va or ref2va, found {wrong[0]!r}. Repeat the option for several.")
+    if workflows:
+        return tuple(dict.fromkeys(workflows))
+    return settings.model.workflows if settings is not None else ("t2va",)
+
+
+def _least(machines: list[Machine]) -> Machine:
+    """The machine of which there are several: the smallest that was given."""
+    return min(machines, key=lambda machine: machine.usable(1))

@@ -1,0 +1,30 @@
+"""`splitreel plan` as a user runs it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from test_cli_config import splitreel
+
+
+def test_it_fits_or_ends_with_3(tmp_path: Path) -> None:
+    done = splitreel(tmp_path, "plan", "--node", "a=128:unified", "--node", "b=128:unified")
+    assert "It fits: encoder_decoder on a, dit on b." in done.stdout
+    short = json.loads(splitreel(tmp_path, "plan", "--node", "a=48", "--node", "b=48", "--json", code=3).stdout)
+    assert short["memory"]["fits"] is False
+    assert short["memory"]["shortfalls"][0].startswith("a: encoder_decoder: expected 77.5 GB")
+    assert "expected the memory of each machine" in splitreel(tmp_path, "plan", code=2).stderr
+
+
+def test_a_config_of_its_own_and_a_sweep(tmp_path: Path) -> None:
+    splitreel(tmp_path, "config", "init", "--nodes", "10.0.0.1,10.0.0.2", "--model", "tiny", "--device", "cpu")
+    nodes = ("--node", "10.0.0.1=4", "--node", "10.0.0.2=4")
+    film = ("--height", "64", "--width", "64", "--times", "encode=2,denoise=60,decode=8", "--machines", "2")
+    sweep = ("--sweep", "out/plan", "--rates", "10,30")
+    done = json.loads(splitreel(tmp_path, "plan", "--config", "splitreel.yaml", *nodes, *film, *sweep, "--json").stdout)
+    assert done["memory"]["sizes"].startswith("file headers in ")
+    assert 0 < done["memory"]["machines"][1]["workers"][0]["weights"]["transformer"] < 1e8
+    assert "the split does not pay" in done["verdicts"][0]  # a tiny model fits on one machine
+    assert (tmp_path / "out/plan.csv").read_text().count("\n") == 1 + 2 * 3
+    assert (tmp_path / "out/plan.png").read_bytes().startswith(b"\x89PNG")
