@@ -20,3 +20,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         tier = item.path.relative_to(root).parts[0]
         if tier in TIERS:
             item.add_marker(getattr(pytest.mark, tier))
+        # Two processes, one for each group: a process can be in one Ray cluster only, and the contract tests keep a
+        # session open in theirs.
+        item.add_marker(pytest.mark.xdist_group("cluster" if tier == "cluster" else "rest"))
