@@ -22,7 +22,7 @@ from splitreel.engine.backend import WorkerHealth
 from splitreel.engine.engine import Deadlines, Engine
 from splitreel.engine.job import Film, Job, JobStatus
 from splitreel.engine.scheduler import Limits
-from splitreel.errors import ConfigError, InvalidRequest, QueueFull, RequestTimeout
+from splitreel.errors import ClusterError, ConfigError, InvalidRequest, QueueFull, RequestTimeout
 from splitreel.h3.films import film_contents
 from splitreel.h3.geometry import Geometry, read_geometry
 from splitreel.h3.media import prepare
@@ -249,7 +249,7 @@ class Session:
         """Run on the engine's loop and wait for it; an interrupt leaves the work to `close`."""
         if self._loop.is_closed():
             work.close()
-            raise ConfigError("session: expected an open one, found it closed. Open a new session.")
+            raise ClusterError("session: expected an open one, found it closed. Open a new session.")
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
 
@@ -280,6 +280,9 @@ class JobHandle:
     def status(self) -> JobStatus:
         """Queued (with its position), running (with stage and step), completed, failed or cancelled."""
 
+        if self._job.future.done():
+            return self._job.status()  # nothing changes any more, also after the session was closed
+
         async def ask() -> JobStatus:
             return self._job.status()
 
@@ -287,6 +290,8 @@ class JobHandle:
 
     def result(self, timeout: float | None = None) -> GenerateResult:
         """Wait for the film. Raises the request's error; RequestTimeout when only this wait is over."""
+        if self._job.future.done():
+            return self._made(self._job.future.result())  # also after the session was closed
         return self._session._wait(self._result(timeout))
 
     def cancel(self) -> None:
@@ -301,12 +306,14 @@ class JobHandle:
         async def following() -> Progress | None:
             return await anext(steps, None)
 
-        while (step := self._session._wait(following())) is not None:
+        while not self._job.future.done() and (step := self._session._wait(following())) is not None:
             yield step
 
     async def _result(self, timeout: float | None = None) -> GenerateResult:
-        made = film_result(self._job.request_id, self.effective, await self._job.result(timeout))
-        return replace(made, recorder=self._recorder)
+        return self._made(await self._job.result(timeout))
+
+    def _made(self, film: Film) -> GenerateResult:
+        return replace(film_result(self._job.request_id, self.effective, film), recorder=self._recorder)
 
     @contextmanager
     def _recorder(self) -> Iterator[SpanRecorder]:

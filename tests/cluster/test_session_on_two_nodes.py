@@ -14,7 +14,15 @@ import pytest
 
 from configs import roles_config
 from opened_files import watching
-from splitreel import GenerateRequest, GenerateResult, IncompleteCheckpoint, MissingComponent, RequestCancelled, Session
+from splitreel import (
+    ClusterError,
+    GenerateRequest,
+    GenerateResult,
+    IncompleteCheckpoint,
+    MissingComponent,
+    RequestCancelled,
+    Session,
+)
 from splitreel.h3.tiny import cached_tiny
 from splitreel.media import film_facts
 
@@ -186,3 +194,19 @@ def test_frames_come_as_asked(local_session: Session, tmp_path: Path) -> None:
     mp4 = local_session.generate(request())
     assert mp4.seconds <= time.monotonic() - began
     assert abs(len(mp4.video_bytes or b"") - (tmp_path / "film.mp4").stat().st_size) < 2000
+
+
+def test_what_has_ended_can_be_asked_after_close() -> None:
+    with Session(roles_config("local")) as session:
+        done = session.submit(request(output="frames"))
+        wanted = digest(done.result(60))
+        left = session.submit(request(1, steps=500))
+    assert digest(done.result()) == wanted
+    assert done.status().state == "completed"
+    assert list(done.progress()) == []
+    assert left.status().state == "cancelled"
+    with pytest.raises(RequestCancelled, match="because the session was closed"):
+        left.result()
+    left.cancel()
+    with pytest.raises(ClusterError, match="session: expected an open one"):
+        session.health()
