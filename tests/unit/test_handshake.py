@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from splitreel.cluster.handshake import check_memory, compare
+from splitreel.cluster.handshake import check_memory, compare, spill_warnings
 from splitreel.cluster.host import NodeFacts, WorkerFacts
 from splitreel.errors import GeometryMismatch, PlacementError, VersionMismatch
 
@@ -68,3 +68,10 @@ def test_both_roles_on_one_device_must_fit_together() -> None:
 def test_the_driver_counts_as_well() -> None:
     with pytest.raises(VersionMismatch, match=r"splitreel: driver 1\.1, encoder_decoder on 10\.0\.0\.1 0\.1\.0"):
         compare([A, B], {**VERSIONS, "splitreel": "1.1"})
+
+
+def test_a_nearly_full_spill_disk_is_said_once_per_node() -> None:
+    full = replace(B, spill_folder="/var/ray", spill_full=0.97)
+    assert spill_warnings([A, B]) == []
+    (line,) = spill_warnings([A, full, replace(full, worker="dit.1")])
+    assert line.startswith("node 10.0.0.2: the disk of /var/ray, to which Ray spills objects, is 97% full")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import ray
+import ray._private.worker as ray_worker
 
-from splitreel.cluster.host import NodeFacts, Reply, WorkerHost, versions
+from splitreel.cluster.host import NodeFacts, Reply, WorkerFacts, WorkerHost, versions
 from splitreel.cluster.transport import arrive
 from splitreel.config import RoleSpec
 from splitreel.engine.backend import WorkerHealth, hop_into
@@ -56,8 +59,16 @@ class WorkerActor:
         )
 
     def prepare(self) -> Reply:
-        """Check files and read the geometry."""
-        return self._host.prepare()
+        """Check files, read the geometry, and see how full the disk is that Ray spills to."""
+        reply = self._host.prepare()
+        if isinstance(reply.value, WorkerFacts):
+            ray_node = ray_worker.global_worker.node
+            assert ray_node is not None
+            folder = ray_node.get_session_dir_path()
+            usage = shutil.disk_usage(folder)
+            full = usage.used / (usage.used + usage.free)
+            return Reply(value=replace(reply.value, spill_folder=folder, spill_full=full))
+        return reply
 
     def load(self) -> Reply:
         """Load the components."""

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from splitreel.cluster.host import WorkerFacts
 from splitreel.errors import GeometryMismatch, PlacementError, VersionMismatch
 
+# Ray stops spilling at 95 % (local_fs_capacity_threshold); said somewhat earlier.
+NEARLY_FULL = 0.93
+
 
 def compare(facts: Sequence[WorkerFacts], driver: dict[str, str]) -> None:
     """Raise VersionMismatch or GeometryMismatch, listing every difference, unless all workers agree.
@@ -65,6 +68,17 @@ def check_memory(facts: Sequence[WorkerFacts]) -> None:
                 f"found {_gb(free)} free. Move a role to another node, use a smaller dtype, or free memory there.",
                 node=sharers[0].node.name,
             )
+
+
+def spill_warnings(facts: Sequence[WorkerFacts]) -> list[str]:
+    """One line per node whose spill disk is so full that Ray is about to stop, or has stopped, writing objects to it."""
+    full = {item.node.name: item for item in facts if item.spill_full >= NEARLY_FULL}
+    return [
+        f"node {name}: the disk of {item.spill_folder}, to which Ray spills objects, is {item.spill_full:.0%} full; from 95 % "
+        "on Ray writes no more, and requests whose payloads do not fit into the object store fail. Free space there, "
+        "or start Ray with --temp-dir elsewhere."
+        for name, item in sorted(full.items())
+    ]
 
 
 def _gb(size: int) -> str:

@@ -64,6 +64,8 @@ class WorkerFacts:
     device: str = "cpu"
     memory_needed: dict[str, int] = field(default_factory=dict)
     memory_free: int = 0
+    spill_folder: str = ""
+    spill_full: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import ray
 from ray.exceptions import RayError
 
 from splitreel.cluster.connection import Connection, connect
-from splitreel.cluster.handshake import check_memory, compare
+from splitreel.cluster.handshake import check_memory, compare, spill_warnings
 from splitreel.cluster.host import versions
 from splitreel.cluster.member import Member, reason
 from splitreel.cluster.placement import Node, Wish, place
@@ -78,6 +78,8 @@ class RayBackend:
         facts = [member.facts for member in members if member.facts is not None]
         compare(facts, versions())
         check_memory(facts)
+        for line in spill_warnings(facts):
+            logger.warning("%s", line)
         await probe(members, self._config.engine.probe_timeout)
         await _all([member.load() for member in members])
         self._started = True
