@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -36,6 +35,7 @@ from splitreel.observe.spans import SpanRecorder, TraceContext
 from splitreel.observe.timings import timings_of
 from splitreel.request import Effective, GenerateRequest, GenerateResult
 from splitreel.roles.checkpoint import open_checkpoint
+from splitreel.session_aio import AsyncSession
 from splitreel.wire import Packed, Payload, pack, unpack
 
 T = TypeVar("T")
@@ -326,85 +326,6 @@ class JobHandle:
             yield spans
         finally:
             observer.spans(spans.finish())
-
-
-class AsyncSession:
-    """The session's coroutines, for use on any loop."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-
-    async def submit(self, request: GenerateRequest, *, on_progress: OnProgress | None = None) -> JobHandle:
-        """As `Session.submit`; media are read in a thread."""
-        prepared = await asyncio.to_thread(self._session._prepare, request)
-        return await self._hand_over(self._session._admit(request, prepared, on_progress))
-
-    async def progress(self, job: JobHandle) -> AsyncIterator[Progress]:
-        """As `JobHandle.progress`."""
-        steps = job._job.progress()
-
-        async def following() -> Progress | None:
-            return await anext(steps, None)
-
-        while (step := await self._hand_over(following())) is not None:
-            yield step
-
-    async def result(self, job: JobHandle, timeout: float | None = None) -> GenerateResult:
-        """As `JobHandle.result`."""
-        return await self._hand_over(job._result(timeout))
-
-    async def generate(self, request: GenerateRequest, *, on_progress: OnProgress | None = None) -> GenerateResult:
-        """As `Session.generate`; cancelling the coroutine cancels the request on the workers."""
-        job = await self.submit(request, on_progress=on_progress)
-        try:
-            return await self.result(job)
-        except BaseException:
-            job.cancel()
-            raise
-
-    async def stream(
-        self, requests: Iterable[GenerateRequest], *, on_progress: OnProgress | None = None
-    ) -> AsyncIterator[GenerateResult]:
-        """As `Session.stream`; closing the iterator cancels what is left."""
-        source = iter(requests)
-        window: list[JobHandle | Exception] = []
-        held_back: GenerateRequest | None = None
-        try:
-            while True:
-                limit = 2 * self._session.config.max_in_flight
-                while len(window) < limit and (request := held_back or next(source, None)) is not None:
-                    held_back = None
-                    try:
-                        window.append(await self.submit(request, on_progress=on_progress))
-                    except Exception as error:
-                        if isinstance(error, QueueFull) and window:
-                            held_back = request
-                            break
-                        window.append(error)  # raised when its turn comes
-                if not window:
-                    return
-                job = window[0]
-                if isinstance(job, Exception):
-                    raise job
-                result = await self.result(job)
-                window.pop(0)
-                yield result
-        finally:
-            for left in window:
-                if isinstance(left, JobHandle):
-                    left.cancel()
-
-    async def health(self) -> list[WorkerHealth]:
-        """As `Session.health`."""
-        return await self._hand_over(self._session._engine.health())
-
-    async def close(self) -> None:
-        """As `Session.close`."""
-        await asyncio.to_thread(self._session.close)
-
-    async def _hand_over(self, work: Coroutine[Any, Any, T]) -> T:
-        handed: Future[T] = asyncio.run_coroutine_threadsafe(work, self._session._loop)
-        return await asyncio.wrap_future(handed)
 
 
 def preflight(config: Config, requests: Sequence[GenerateRequest]) -> list[Effective | InvalidRequest | None]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,27 +30,24 @@ from splitreel.engine.events import (
     StageStopped,
     StopStage,
     Submitted,
-    Unserved,
     WorkerDown,
     WorkerUp,
 )
 from splitreel.engine.job import Film, Job
+from splitreel.engine.outcomes import as_cancel, as_error, bare, driver_place, outcome_of, overdue, queue_full, stuck
 from splitreel.engine.scheduler import Limits, Scheduler
 from splitreel.errors import (
     ClusterError,
     InvalidRequest,
     QueueFull,
     RequestCancelled,
-    RequestTimeout,
-    SplitreelError,
-    StageError,
     WorkerLost,
 )
 from splitreel.observe.logs import get_logger
 from splitreel.observe.metrics import Metrics
 from splitreel.observe.observer import Observer, RequestTrace, Sink
 from splitreel.observe.progress import LoadProgress, Progress
-from splitreel.observe.spans import Place, SpanRecord, TraceContext
+from splitreel.observe.spans import SpanRecord, TraceContext
 from splitreel.request import Stage
 
 logger = get_logger(__name__)
@@ -267,18 +263,15 @@ class Engine:
                 held = self._held[request]
                 self._spawn(self._deliver(held, held.payloads[Stage.DECODE]))
             case Fail(request, reason, stage):
-                self._settle(self._held[request].job, self._as_error(request, reason, stage))
+                self._settle(self._held[request].job, as_error(request, reason, stage, self._lost.values()))
             case Cancelled(request, stage, reason):
-                self._settle(self._held[request].job, self._as_cancel(request, stage, reason))
+                self._settle(
+                    self._held[request].job, as_cancel(request, stage, reason, self._held[request].job.stopped_at)
+                )
             case Refuse(request, waiting, limit):
                 self._settle(
                     self._held[request].job,
-                    QueueFull(
-                        f"queue: expected room for one more request, found {waiting} waiting of {limit} allowed. Try again "
-                        "later, or raise engine.max_waiting.",
-                        queued=waiting,
-                        limit=limit,
-                    ),
+                    queue_full(waiting, limit),
                 )
 
     def _start_run(self, request: str, stage: Stage, worker: str, attempt: int) -> None:
@@ -303,12 +296,7 @@ class Engine:
 
     async def _give_up(self, request: str, stage: Stage, worker: str) -> None:
         info = next(item for item in self.backend.workers if item.name == worker)
-        error = WorkerLost(
-            f"role {info.role} on {info.node}: expected {stage} of request {request} to stop within "
-            f"{self._deadlines.stop:g} s, found it still running. The worker is replaced.",
-            role=info.role,
-            node=info.node,
-        )
+        error = stuck(info, request, stage, self._deadlines.stop)
         await self.backend.replace_worker(worker, error)
 
     async def _run(self, held: _Held, stage: Stage, worker: str, attempt: int, source: Any, began: float) -> None:
@@ -322,7 +310,7 @@ class Engine:
         try:
             payload, receipt = await self.backend.run_stage(worker, stage, request, source)
         except RequestCancelled as error:
-            problem = held.job.stopped_at = _bare(error)
+            problem = held.job.stopped_at = bare(error)
             event = StageStopped(request, stage, worker, attempt)
         except WorkerLost as error:
             problem = error
@@ -340,7 +328,7 @@ class Engine:
             problem = error
             raise
         except Exception as error:
-            problem = _bare(error)
+            problem = bare(error)
             event = StageFailed(request, stage, worker, problem, attempt)
         else:
             held.trace.add(receipt.spans)
@@ -371,21 +359,9 @@ class Engine:
         self._settle(job, Film(payload, receipts, loop.time() - job.started_at))
 
     def _expire(self, request: str, stage: Stage | None, seconds: float) -> None:
-        setting = "engine.request_timeout" if stage is None else "engine.stage_timeout"
         held = self._held.get(request)
-        if held is None:
-            return
-        self._handle(
-            CancelRequested(
-                request,
-                RequestTimeout(
-                    f"request {request}: {stage or held.job.stage} was not done within {seconds:g} s ({setting}).",
-                    request_id=request,
-                    stage=stage or held.job.stage,
-                    seconds=seconds,
-                ),
-            )
-        )
+        if held is not None:
+            self._handle(CancelRequested(request, overdue(request, stage, held.job.stage, seconds)))
 
     def _settle(self, job: Job, outcome: Film | Exception) -> None:
         """End a job once and forget what was held for it."""
@@ -396,7 +372,7 @@ class Engine:
             return
         if held is not None:
             held.trace.end(None if isinstance(outcome, Film) else outcome)
-            self.observer.metrics.request_ended(_outcome(outcome))
+            self.observer.metrics.request_ended(outcome_of(outcome))
         place = self.observer.place
         extra = {"request_id": job.request_id, "role": place.role, "node": place.node}
         if isinstance(outcome, Film):
@@ -412,27 +388,6 @@ class Engine:
                 extra=extra,
             )
 
-    def _as_error(self, request: str, reason: object, stage: Stage) -> Exception:
-        if isinstance(reason, SplitreelError):
-            return reason
-        if isinstance(reason, Unserved) and self._lost:
-            return next(reversed(self._lost.values()))
-        if isinstance(reason, BaseException):
-            return StageError(f"{stage} of request {request}: {reason}", request_id=request, stage=stage)
-        last = next(reversed(self._lost.values()), None)
-        return WorkerLost(
-            f"request {request}: {reason}{f' Last: {last}' if last else ''}", request_id=request, stage=stage
-        )
-
-    def _as_cancel(self, request: str, stage: Stage | None, reason: object) -> Exception:
-        if isinstance(reason, SplitreelError):
-            return reason
-        stopped = self._held[request].job.stopped_at
-        if stopped is not None:
-            return stopped
-        where = "before it started" if stage is None else f"before or during {stage}"
-        return RequestCancelled(f"request {request}: cancelled {where}.", request_id=request, stage=stage)
-
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
         self._runs.add(task)
@@ -442,31 +397,3 @@ class Engine:
         self._runs.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("engine: %s", error, exc_info=error)
-
-
-def _outcome(outcome: Film | Exception) -> str:
-    match outcome:
-        case Film():
-            return "completed"
-        case QueueFull():
-            return "refused"
-        case RequestCancelled():
-            return "cancelled"
-        case _:
-            return "failed"
-
-
-def driver_place() -> Place:
-    """What this process is called in spans."""
-    return Place("driver", "driver", socket.gethostname())
-
-
-def _bare(error: Exception) -> Exception:
-    """The error without its local frames: they hold the payload's reference, and with it its memory, until the garbage
-    collector comes by. The traceback that matters is the worker's, in the error's details.
-    """
-    link: BaseException | None = error
-    while link is not None:
-        link.__traceback__ = None
-        link = link.__cause__ or link.__context__
-    return error

@@ -33,7 +33,7 @@ from splitreel.h3.rules import (
     settle_canvas,
     settle_num_frames,
 )
-from splitreel.media import Clip, Sound, read_image, read_sound, read_video
+from splitreel.media import Clip, read_image, read_sound, read_video
 from splitreel.request import AudioReference, Effective, GenerateRequest, ImageReference, Stage, VideoReference
 from splitreel.wire import Header, Payload
 
@@ -196,6 +196,3 @@ def encode_inputs(payload: Payload, geometry: Geometry) -> dict[str, Any]:
 def _tensors(payload: Payload, name: str) -> list[torch.Tensor]:
     value = payload.tensors.get(name, [])
     return [value] if isinstance(value, torch.Tensor) else list(value)
-
-
-__all__ = ["Sound", "encode_inputs", "prepare"]

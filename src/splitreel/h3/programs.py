@@ -249,16 +249,6 @@ def _tiles(length: int, tile: int, overlap: int) -> int:
     return 1 if tile >= length else -(-(length - overlap) // (tile - overlap))
 
 
-def check_input_names(pipeline: GeometryPipeline, names: list[str]) -> None:
-    """Raise when a name is no input of the pipeline's blocks; diffusers itself would only warn and ignore it."""
-    known = {param.name for param in pipeline.blocks.inputs}
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise InvalidPayload(
-            f"{', '.join(unknown)}: no input of these blocks; they take {', '.join(sorted(map(str, known)))}."
-        )
-
-
 def _carried(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: values[name] for name in _CARRIED}
 
