@@ -48,7 +48,7 @@ def arrive(
             raise PayloadGone(str(error)) from error
         except GetTimeoutError as error:
             raise PayloadGone(f"hop.materialize: expected the payload within {timeout:g} s, found nothing.") from error
-        assert isinstance(packed, Packed)
+        assert isinstance(packed, Packed), repr(packed)[:300]
         return packed
 
     return materialize

@@ -1,19 +1,14 @@
-"""The config file: its schema, its errors, and the slice of it that each worker gets."""
+"""The config file's sections and what each setting means."""
 
 from __future__ import annotations
 
 import difflib
-import os
 import reprlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from splitreel.errors import ConfigError
+from splitreel.config.slices import RoleSpec
 from splitreel.request import Stage
 
 DTYPES = ("bfloat16", "float32", "float16")
@@ -31,30 +26,6 @@ STAGES_OF_ROLE: dict[str, tuple[Stage, ...]] = {
     "decoder": (Stage.DECODE,),
     "all": (Stage.ENCODE, Stage.DENOISE, Stage.DECODE),
 }
-
-
-@dataclass(frozen=True)
-class RoleSpec:
-    """What one worker is told, and all it is told. Picked field by field, so that nothing else can leak into it."""
-
-    role: str
-    stages: tuple[Stage, ...]
-    workflows: tuple[str, ...]
-    model_path: str
-    revision: str | None
-    device: str
-    dtypes: tuple[tuple[str, str], ...]
-    threads: int | None
-    trace_record: bool = True
-    trace_sync: bool = False
-    trace_nvtx: bool = False
-
-    def torch_dtype(self, component: str) -> Any:
-        """The torch dtype that a component is loaded in."""
-        import torch
-
-        names = dict(self.dtypes)
-        return getattr(torch, names.get(component, names["default"]))
 
 
 def _known_workflows(value: Any) -> Any:
@@ -78,11 +49,11 @@ def _known_dtypes(value: Any) -> Any:
     return value
 
 
-class _Section(BaseModel):
+class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-class ModelConfig(_Section):
+class ModelConfig(Section):
     """Which model, and what it is asked to make."""
 
     path: str = Field(description="A local directory, a hub id such as MiniMaxAI/MiniMax-H3, or tiny.", min_length=1)
@@ -97,7 +68,7 @@ class ModelConfig(_Section):
         return (self.workflow,) if isinstance(self.workflow, str) else tuple(dict.fromkeys(self.workflow))
 
 
-class ClusterConfig(_Section):
+class ClusterConfig(Section):
     """Where the roles run."""
 
     address: str = Field(
@@ -122,7 +93,7 @@ class ClusterConfig(_Section):
     nodes: int = Field(default=2, ge=1, le=16, description="embedded only: how many nodes to start.")
 
 
-class RoleConfig(_Section):
+class RoleConfig(Section):
     """One role: its stages, where its workers run, and how they compute."""
 
     stages: list[Stage] | None = Field(default=None, description="Needed only when the role's name does not say it.")
@@ -161,7 +132,7 @@ class RoleConfig(_Section):
         return self.num_gpus if self.num_gpus is not None else float(self.device.startswith("cuda"))
 
 
-class EngineConfig(_Section):
+class EngineConfig(Section):
     """Bounds and deadlines. Times in seconds."""
 
     max_in_flight: int | None = Field(
@@ -190,7 +161,7 @@ class EngineConfig(_Section):
     restart_pause: float = Field(default=1.0, ge=0, description="Before the first try; doubled for each further one.")
 
 
-class TraceConfig(_Section):
+class TraceConfig(Section):
     """Where spans go, and what else is done to get them. Whatever is set here, the same stages and hops run."""
 
     file: str | None = Field(
@@ -206,7 +177,7 @@ class TraceConfig(_Section):
     record: bool = Field(default=True, description="false: no spans at all, to measure what they cost.")
 
 
-class Config(_Section):
+class Config(Section):
     """The whole file."""
 
     model: ModelConfig
@@ -279,105 +250,3 @@ class Config(_Section):
             trace_sync=self.trace.sync,
             trace_nvtx=self.trace.nvtx,
         )
-
-
-def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Config:
-    """Read a YAML file and apply `a.b=c` overrides. Raises ConfigError that names every wrong setting by its path."""
-    file = Path(path)
-    try:
-        if file.exists() and not file.is_file():
-            raise OSError("a folder, pipe or device")
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"config: expected a readable YAML file at {file}, found {error}.") from error
-    try:
-        content = yaml.load(text, Loader=_UniqueKeys)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"config: expected YAML in {file}, found {error}.") from error
-    if not isinstance(content, dict):
-        raise ConfigError(
-            f"config: expected a mapping with model, cluster, roles, engine and trace in {file}, found "
-            f"{'nothing' if content is None else type(content).__name__}."
-        )
-    return parse_config(content, overrides, origin=str(file))
-
-
-def parse_config(content: Mapping[str, Any], overrides: Sequence[str] = (), *, origin: str = "config") -> Config:
-    """Check plain data against the schema. Raises ConfigError."""
-    merged = dict(content)
-    for override in overrides:
-        merged = apply_override(merged, override)
-    try:
-        return Config.model_validate(merged)
-    except ValidationError as error:
-        raise ConfigError("\n".join(f"{origin}: {line}" for line in _explain(error))) from None
-
-
-def apply_override(content: Mapping[str, Any], override: str) -> dict[str, Any]:
-    """A copy with one `a.b=c` applied; the value is read as YAML."""
-    key, separator, text = override.partition("=")
-    parts = key.strip().split(".")
-    if not separator or not all(parts):
-        raise ConfigError(f"--set {override}: expected SECTION.NAME=VALUE, for example engine.max_in_flight=2.")
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"--set {override}: expected a YAML value after the equals sign, found {error}.") from error
-    copy = dict(content)
-    target = copy
-    for part in parts[:-1]:
-        inner = target.get(part)
-        if inner is not None and not isinstance(inner, Mapping):
-            raise ConfigError(f"--set {override}: {part} is no section of the config.")
-        target[part] = dict(inner or {})
-        target = target[part]
-    target[parts[-1]] = value
-    return copy
-
-
-def _explain(error: ValidationError) -> list[str]:
-    lines = []
-    for item in error.errors(include_url=False):
-        path = ".".join(str(part) for part in item["loc"] if not _is_union_tag(part))
-        found = item["input"]
-        if item["type"] == "extra_forbidden":
-            lines.append(f"{path}: unknown setting. {_closest(item['loc'])}")
-        elif item["type"] == "missing":
-            lines.append(f"{path}: expected a value, found none.")
-        elif item["type"] == "value_error":
-            message = str(item["ctx"]["error"])
-            lines.append(f"{path}: {message}." if path else f"{message}.")
-        else:
-            lines.append(f"{path}: {item['msg'][0].lower()}{item['msg'][1:]}, found {reprlib.repr(found)}.")
-    return list(dict.fromkeys(lines))
-
-
-def _is_union_tag(part: int | str) -> bool:
-    return isinstance(part, str) and (part.startswith(("literal[", "list[", "dict[")) or part == "[key]")
-
-
-def _closest(location: tuple[int | str, ...]) -> str:
-    sections: dict[str, type[BaseModel]] = {
-        "model": ModelConfig,
-        "cluster": ClusterConfig,
-        "roles": RoleConfig,
-        "engine": EngineConfig,
-        "trace": TraceConfig,
-    }
-    section = sections.get(str(location[0]), Config) if len(location) > 1 else Config
-    names = list(section.model_fields)
-    near = difflib.get_close_matches(str(location[-1]), names, n=1)
-    return f"Did you mean {near[0]}?" if near else f"Known here: {', '.join(names)}."
-
-
-class _UniqueKeys(yaml.SafeLoader):
-    """YAML that refuses a key given twice, where plain YAML silently keeps the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} twice", key_node.start_mark)
-            seen.add(key)
-        return super().construct_mapping(node, deep=deep)

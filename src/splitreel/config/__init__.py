@@ -1,0 +1,32 @@
+"""The config file: `schema` (its settings), `reading` (files, overrides, errors), `slices` (what each worker gets).
+
+Knows YAML and pydantic; must not know Ray, torch or the model.
+"""
+
+from splitreel.config.reading import apply_override, load_config, parse_config
+from splitreel.config.schema import (
+    DTYPES,
+    STAGES_OF_ROLE,
+    ClusterConfig,
+    Config,
+    EngineConfig,
+    ModelConfig,
+    RoleConfig,
+    TraceConfig,
+)
+from splitreel.config.slices import RoleSpec
+
+__all__ = [
+    "DTYPES",
+    "STAGES_OF_ROLE",
+    "ClusterConfig",
+    "Config",
+    "EngineConfig",
+    "ModelConfig",
+    "RoleConfig",
+    "RoleSpec",
+    "TraceConfig",
+    "apply_override",
+    "load_config",
+    "parse_config",
+]

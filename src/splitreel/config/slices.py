@@ -1,0 +1,32 @@
+"""The slice of the config that one worker gets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from splitreel.request import Stage
+
+
+@dataclass(frozen=True)
+class RoleSpec:
+    """What one worker is told, and all it is told. Picked field by field, so that nothing else can leak into it."""
+
+    role: str
+    stages: tuple[Stage, ...]
+    workflows: tuple[str, ...]
+    model_path: str
+    revision: str | None
+    device: str
+    dtypes: tuple[tuple[str, str], ...]
+    threads: int | None
+    trace_record: bool = True
+    trace_sync: bool = False
+    trace_nvtx: bool = False
+
+    def torch_dtype(self, component: str) -> Any:
+        """The torch dtype that a component is loaded in."""
+        import torch
+
+        names = dict(self.dtypes)
+        return getattr(torch, names.get(component, names["default"]))
