@@ -1,8 +1,10 @@
-"""The config file: `schema` (its settings), `reading` (files, overrides, errors), `slices` (what each worker gets).
+"""The config file: `schema` and `attention` (its settings), `reading` (files, overrides, errors), `slices` (what each
+worker gets).
 
 Knows YAML and pydantic; must not know Ray, torch or the model.
 """
 
+from splitreel.config.attention import ATTENTION_BACKENDS, AttentionConfig
 from splitreel.config.reading import apply_override, load_config, parse_config
 from splitreel.config.schema import (
     DTYPES,
@@ -14,11 +16,14 @@ from splitreel.config.schema import (
     RoleConfig,
     TraceConfig,
 )
-from splitreel.config.slices import RoleSpec
+from splitreel.config.slices import AttentionSpec, RoleSpec
 
 __all__ = [
+    "ATTENTION_BACKENDS",
     "DTYPES",
     "STAGES_OF_ROLE",
+    "AttentionConfig",
+    "AttentionSpec",
     "ClusterConfig",
     "Config",
     "EngineConfig",

@@ -7,12 +7,12 @@ import os
 import reprlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from splitreel.config.schema import ClusterConfig, Config, EngineConfig, ModelConfig, RoleConfig, TraceConfig
+from splitreel.config.schema import Config
 from splitreel.errors import ConfigError
 
 
@@ -92,17 +92,21 @@ def _is_union_tag(part: int | str) -> bool:
 
 
 def _closest(location: tuple[int | str, ...]) -> str:
-    sections: dict[str, type[BaseModel]] = {
-        "model": ModelConfig,
-        "cluster": ClusterConfig,
-        "roles": RoleConfig,
-        "engine": EngineConfig,
-        "trace": TraceConfig,
-    }
-    section = sections.get(str(location[0]), Config) if len(location) > 1 else Config
+    section: type[BaseModel] = Config
+    for part in location[:-1]:
+        # A part that is no setting is a key of a mapping, such as a role's name.
+        setting = section.model_fields.get(str(part))
+        section = (_section_in(setting.annotation) if setting is not None else None) or section
     names = list(section.model_fields)
     near = difflib.get_close_matches(str(location[-1]), names, n=1)
     return f"Did you mean {near[0]}?" if near else f"Known here: {', '.join(names)}."
+
+
+def _section_in(annotation: Any) -> type[BaseModel] | None:
+    """The section that a setting's type names, also within a mapping or an alternative to None."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for item in get_args(annotation) if (found := _section_in(item)) is not None), None)
 
 
 class _UniqueKeys(yaml.SafeLoader):

@@ -6,8 +6,10 @@ import difflib
 import reprlib
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from splitreel.config.attention import AttentionConfig
+from splitreel.config.section import Section
 from splitreel.config.slices import RoleSpec
 from splitreel.request import Stage
 
@@ -47,10 +49,6 @@ def _known_dtypes(value: Any) -> Any:
     if isinstance(value, dict) and "default" not in value:
         raise ValueError("expected a `default` among the components, e.g. {default: bfloat16, vae: float32}")
     return value
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class ModelConfig(Section):
@@ -109,6 +107,7 @@ class RoleConfig(Section):
         default=None, ge=1, description="CPU threads of the stage. Results may differ in the last bit between counts."
     )
     model_path: str | None = Field(default=None, description="Where this role's node keeps the model, if elsewhere.")
+    attention: AttentionConfig = Field(default=AttentionConfig(), description="Attention backends.")
     env: dict[str, str] = Field(default_factory=dict, description="Environment variables of the worker.")
 
     @field_validator("stages", mode="before")
@@ -196,6 +195,7 @@ class Config(Section):
                 raise ValueError(f"roles.{name}: expected node or nodes, found both")
             if role.nodes is not None and not role.nodes:
                 raise ValueError(f"roles.{name}.nodes: expected at least one node, found an empty list")
+            self._attention_has_its_stage(name, role, stages)
             extra = set(role.workflows or ()) - set(self.model.workflows)
             if extra:
                 raise ValueError(
@@ -212,6 +212,21 @@ class Config(Section):
                         f"roles: expected one that holds {stage} for {workflow}, found none among {', '.join(self.roles)}"
                     )
         return self
+
+    @staticmethod
+    def _attention_has_its_stage(name: str, role: RoleConfig, stages: tuple[Stage, ...]) -> None:
+        """A backend asked for in a role that has nothing to use it for is a mistake, not something to ignore."""
+        attention = role.attention
+        for part, backend, stage in (
+            ("backend", attention.backend, Stage.DENOISE),
+            ("refiner", attention.refiner or "native", Stage.DENOISE),
+            ("vae", attention.vae, Stage.DECODE),
+        ):
+            if backend not in ("native", "auto") and stage not in stages:
+                raise ValueError(
+                    f"roles.{name}.attention.{part}: expected on a role that holds {stage}, found {backend} on one that "
+                    f"holds {', '.join(stages)}"
+                )
 
     @property
     def max_in_flight(self) -> int:
@@ -246,6 +261,7 @@ class Config(Section):
             device=settings.device,
             dtypes=tuple(sorted(dtypes.items())),
             threads=settings.threads,
+            attention=settings.attention.spec(),
             trace_record=self.trace.record,
             trace_sync=self.trace.sync,
             trace_nvtx=self.trace.nvtx,

@@ -9,6 +9,16 @@ from splitreel.request import Stage
 
 
 @dataclass(frozen=True)
+class AttentionSpec:
+    """The attention backend asked for of each part: `native`, `auto`, or another of `ATTENTION_BACKENDS`."""
+
+    transformer: str = "native"
+    refiner: str = "native"
+    vae: str = "native"
+    hub_kernels: bool = False
+
+
+@dataclass(frozen=True)
 class RoleSpec:
     """What one worker is told, and all it is told. Picked field by field, so that nothing else can leak into it."""
 
@@ -20,6 +30,7 @@ class RoleSpec:
     device: str
     dtypes: tuple[tuple[str, str], ...]
     threads: int | None
+    attention: AttentionSpec = AttentionSpec()
     trace_record: bool = True
     trace_sync: bool = False
     trace_nvtx: bool = False

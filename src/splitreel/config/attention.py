@@ -1,0 +1,88 @@
+"""Which attention backend computes what: the names, and the settings of a role."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+from splitreel.config.section import Section
+from splitreel.config.slices import AttentionSpec
+
+# diffusers' backends without the underscore that some of its names begin with. Written out, so that a misspelt name is
+# refused on the driver without importing diffusers; a test holds it against diffusers' own list.
+ATTENTION_BACKENDS = (
+    "native",
+    "native_cudnn",
+    "native_efficient",
+    "native_flash",
+    "native_math",
+    "native_npu",
+    "native_xla",
+    "flex",
+    "flash",
+    "flash_varlen",
+    "flash_3",
+    "flash_varlen_3",
+    "sage",
+    "sage_varlen",
+    "sage_qk_int8_pv_fp8_cuda",
+    "sage_qk_int8_pv_fp8_cuda_sm90",
+    "sage_qk_int8_pv_fp16_cuda",
+    "sage_qk_int8_pv_fp16_triton",
+    "xformers",
+    "flash_hub",
+    "flash_varlen_hub",
+    "flash_3_hub",
+    "flash_3_varlen_hub",
+    "flash_4_hub",
+    "sage_hub",
+    "sage_blackwell_hub",
+    "aiter_fa2_hub",
+)
+# FlashAttention 4 is in diffusers as a kernel from the hub only.
+_ALIASES = {"flash_4": "flash_4_hub"}
+
+
+def _known_backend(value: Any) -> Any:
+    names = ("auto", *ATTENTION_BACKENDS, *_ALIASES)
+    if value is None:
+        return value
+    if not isinstance(value, str):
+        raise ValueError(f"expected the name of an attention backend, such as auto or native, found {value!r}")
+    name = value.strip().lower().lstrip("_")
+    if name in names:
+        return _ALIASES.get(name, name)
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    hint = f"Did you mean {' or '.join(near)}?" if near else f"Known: {', '.join(names)}"
+    raise ValueError(f"expected an attention backend, found {value!r}. {hint}")
+
+
+BackendName = Annotated[str, BeforeValidator(_known_backend)]
+
+
+class AttentionConfig(Section):
+    """Attention of a role's components. Whatever is asked for by name runs, or the role does not start."""
+
+    backend: BackendName = Field(
+        default="native",
+        description="The transformer's blocks: native (torch), auto (the fastest that runs there), or a name such as "
+        "flash_3, flash_4, sage, flex.",
+    )
+    refiner: BackendName | None = Field(
+        default=None, description="The transformer's text refiner. Default: as backend."
+    )
+    vae: BackendName = Field(default="native", description="The video VAE's decoder, likewise.")
+    hub_kernels: bool = Field(
+        default=False, description="Let *_hub backends fetch their kernel from the Hugging Face hub and run it."
+    )
+
+    def spec(self) -> AttentionSpec:
+        """The same for a worker."""
+        return AttentionSpec(
+            transformer=self.backend,
+            refiner=self.refiner or self.backend,
+            vae=self.vae,
+            hub_kernels=self.hub_kernels,
+        )

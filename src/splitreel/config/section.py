@@ -1,0 +1,11 @@
+"""What every section of the config file is."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Section(BaseModel):
+    """Settings that refuse unknown names and other types, and do not change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
