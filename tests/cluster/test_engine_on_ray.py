@@ -10,9 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
+from ray.exceptions import PlasmaObjectNotAvailable
 
 from clockwork import film_digest, submitted
 from splitreel.cluster.embedded import EmbeddedCluster
+from splitreel.cluster.ray_backend import RayBackend
+from splitreel.engine.backend import PayloadGone
 from splitreel.engine.engine import Engine
 from splitreel.engine.job import Film, Job
 from splitreel.errors import QueueFull, RequestCancelled, RequestTimeout, StageError, WorkerLost
@@ -71,8 +75,8 @@ async def test_three_requests_overlap(cluster: EmbeddedCluster, open_engine: Any
 
 
 async def test_health_answers_while_stages_compute(engine: Engine) -> None:
-    asleep = submit(engine, "asleep", denoise={"seconds": 5.0})
-    await asyncio.sleep(1.0)
+    asleep = submit(engine, "asleep", denoise={"steps": 600, "seconds": 0.1})
+    await until(asleep, Stage.DENOISE, 1)
     for _ in range(3):
         began = time.monotonic()
         health = await engine.health()
@@ -83,13 +87,26 @@ async def test_health_answers_while_stages_compute(engine: Engine) -> None:
 
 
 async def test_health_answers_while_python_computes(engine: Engine) -> None:
-    busy = submit(engine, "busy", denoise={"seconds": 3.0, "hold_gil": True})
-    await asyncio.sleep(1.0)
+    busy = submit(engine, "busy", denoise={"steps": 30, "seconds": 0.1, "hold_gil": True})
+    await until(busy, Stage.DENOISE, 1)
     began = time.monotonic()
     health = await engine.health()
     assert time.monotonic() - began < 1.0
     assert {worker.role: worker.state for worker in health} == {"encoder_decoder": "ready", "dit": "ready"}
     await busy.result(30)
+
+
+@pytest.mark.parametrize("found", ["nonsense", PlasmaObjectNotAvailable])
+async def test_what_is_no_payload_is_named(cluster: EmbeddedCluster, open_engine: Any, found: Any) -> None:
+    """Ray was seen to give its class PlasmaObjectNotAvailable as an object's value: like a lost payload."""
+    async with open_engine(cluster.address, hop_timeout=1.0) as engine:
+        backend = engine.backend
+        assert isinstance(backend, RayBackend)
+        encoder = next(worker.name for worker in backend.workers if Stage.ENCODE in worker.stages)
+        with pytest.raises(
+            PayloadGone, match=r"expected a payload in the object store, found .*(nonsense|NotAvailable)"
+        ):
+            await backend.run_stage(encoder, Stage.ENCODE, "wrong", ray.put(found))
 
 
 @pytest.mark.parametrize("stage", list(Stage))

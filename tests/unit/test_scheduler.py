@@ -412,6 +412,14 @@ def test_a_stop_that_nobody_asked_for_is_a_lost_run() -> None:
     assert studio.stopped("a") == [RunStage("a", ENCODE, "side", 2)]
 
 
+def test_a_run_whose_input_never_came_is_repeated_and_then_fails_by_name() -> None:
+    studio = Studio(SIDE, DIT, retries=1)
+    studio.submit("a")
+    assert studio.tell(StageStopped("a", ENCODE, "side", 1, "its input")) == [RunStage("a", ENCODE, "side", 2)]
+    ended = [Fail("a", LostTooOften(ENCODE, 2, 2, "its input"), ENCODE)]
+    assert studio.tell(StageStopped("a", ENCODE, "side", 2, "its input")) == ended
+
+
 # Events that fit nothing ----------------------------------------------------------------------------------------------
 
 

@@ -5,6 +5,7 @@ Never starts a cluster unless asked to (`embedded`), and never shuts down one th
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 from collections.abc import Callable
@@ -52,11 +53,28 @@ class Connection:
         heads = {row["NodeID"] for row in ray.nodes() if "node:__internal_head__" in row["Resources"]}  # type: ignore[no-untyped-call]
         return sorted(found, key=lambda node: (node.node_id not in heads, node.address, node.node_id))
 
+    def leave(self) -> None:
+        """Leave the cluster. On the thread that has used Ray, when nothing else uses it any more.
+
+        A reference to an object or actor that dies in another thread while Ray shuts down makes Ray end the whole process
+        ("The core worker has already been shutdown", seen once in some ten sessions on a loaded machine). Hence no thread
+        of its own here, and no garbage collection under way.
+        """
+        if not self.joined:
+            return
+        self.joined = False
+        gc.collect()
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            ray.shutdown()
+        finally:
+            if collecting:
+                gc.enable()
+
     def close(self) -> None:
         """Leave the cluster, and end it if it is our own."""
-        if self.joined:
-            ray.shutdown()
-            self.joined = False
+        self.leave()
         if self.embedded is not None:
             self.embedded.stop()
 

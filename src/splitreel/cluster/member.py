@@ -108,14 +108,15 @@ class Member:
         """Whom to tell when the worker is lost from now on."""
         self._on_lost = on_lost
 
-    def end(self) -> None:
-        """Kill the process. Safe to call again."""
-        if self._watcher is not None:
-            self._watcher.cancel()
-            self._watcher = None
+    def end(self) -> asyncio.Task[None] | None:
+        """Kill the process. Safe to call again. What watched it is cancelled, and returned to be waited for."""
+        watcher, self._watcher = self._watcher, None
+        if watcher is not None:
+            watcher.cancel()
         if self._actor is not None:
             ray.kill(self._actor, no_restart=True)
             self._actor = None
+        return watcher
 
     async def _ask(self, reference: Any, timeout: float, what: str) -> Any:
         """Await a Reply while the worker starts."""

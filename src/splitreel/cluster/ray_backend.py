@@ -91,11 +91,12 @@ class RayBackend:
         self._closing = True
         for task in self._revivals:
             task.cancel()
-        for member in self._members.values():
-            member.end()
+        watchers = [watcher for member in self._members.values() if (watcher := member.end()) is not None]
+        await asyncio.gather(*self._revivals, *watchers, return_exceptions=True)
         if self._connection is not None:
             if self._connection.embedded is None:
                 await self._gpus_given_back(self._connection)
+            self._connection.leave()
             await asyncio.to_thread(self._connection.close)
 
     async def _gpus_given_back(self, connection: Connection) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, ObjectLostError, OwnerDiedError
+from ray.exceptions import GetTimeoutError, ObjectLostError, OwnerDiedError, PlasmaObjectNotAvailable
 
 from splitreel.engine.backend import PayloadGone
 from splitreel.observe.spans import SpanRecorder
@@ -44,11 +44,18 @@ def arrive(
     def materialize() -> Packed:
         try:
             packed = ray.get(reference, timeout=max(1.0, deadline - time.monotonic()))
+            # `ray.get` with a timeout may return this class as the value, unraised, when the store's answer came back
+            # empty (seen once in some thousand engine starts, on a loaded machine); the object itself is there.
+            while packed is PlasmaObjectNotAvailable and time.monotonic() < deadline:
+                check()
+                ray.wait([reference], timeout=_GLANCE, fetch_local=True)
+                packed = ray.get(reference, timeout=max(1.0, deadline - time.monotonic()))
         except (ObjectLostError, OwnerDiedError) as error:
             raise PayloadGone(str(error)) from error
         except GetTimeoutError as error:
             raise PayloadGone(f"hop.materialize: expected the payload within {timeout:g} s, found nothing.") from error
-        assert isinstance(packed, Packed), repr(packed)[:300]
+        if not isinstance(packed, Packed):
+            raise PayloadGone(f"hop.materialize: expected a payload in the object store, found {repr(packed)[:200]}.")
         return packed
 
     return materialize

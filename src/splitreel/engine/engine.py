@@ -36,13 +36,7 @@ from splitreel.engine.events import (
 from splitreel.engine.job import Film, Job
 from splitreel.engine.outcomes import as_cancel, as_error, bare, driver_place, outcome_of, overdue, queue_full, stuck
 from splitreel.engine.scheduler import Limits, Scheduler
-from splitreel.errors import (
-    ClusterError,
-    InvalidRequest,
-    QueueFull,
-    RequestCancelled,
-    WorkerLost,
-)
+from splitreel.errors import ClusterError, InvalidRequest, QueueFull, RequestCancelled, WorkerLost
 from splitreel.observe.logs import get_logger
 from splitreel.observe.metrics import Metrics
 from splitreel.observe.observer import Observer, RequestTrace, Sink
@@ -137,12 +131,12 @@ class Engine:
             )
         for timer in self._stop_timers.values():
             timer.cancel()
-        await self.backend.close()
-        for task in list(self._runs):
+        for task in self._runs:
             task.cancel()
         if self._runs:
             await asyncio.wait(self._runs, timeout=5)
-        self._held.clear()
+        self._held.clear()  # no payload may be held any more when the backend leaves its cluster
+        await self.backend.close()
         self.observer.close()
 
     # Requests ---------------------------------------------------------------------------------------------------------
@@ -319,11 +313,14 @@ class Engine:
             return
         except PayloadGone as error:
             problem = error
-            assert stage.previous is not None
-            self._handle(PayloadLost(request, stage.previous))
-            event = StageFailed(
-                request, stage, worker, WorkerLost(f"the payload of {stage.previous} was lost"), attempt
-            )
+            logger.warning("%s did not get its input: %s", stage, error, extra={"request_id": request})
+            if stage.previous is None:  # what was submitted is still here
+                event = StageStopped(request, stage, worker, attempt, lost=f"its input ({error})")
+            else:
+                self._handle(PayloadLost(request, stage.previous))
+                event = StageFailed(
+                    request, stage, worker, WorkerLost(f"the payload of {stage.previous} was lost"), attempt
+                )
         except asyncio.CancelledError as error:
             problem = error
             raise

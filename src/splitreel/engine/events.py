@@ -77,6 +77,7 @@ class StageStopped:
     stage: Stage
     worker: str
     attempt: int | None = None
+    lost: str = "a stop that nobody asked for"
 
 
 @dataclass(frozen=True, slots=True)

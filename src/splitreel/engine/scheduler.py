@@ -102,9 +102,9 @@ class Scheduler:
             case StageFailed(request, stage, worker, reason, attempt):
                 if ticket := self._run_of(request, stage, worker, attempt):
                     self._on_failed(ticket, reason)
-            case StageStopped(request, stage, worker, attempt):
+            case StageStopped(request, stage, worker, attempt, lost):
                 if ticket := self._run_of(request, stage, worker, attempt):
-                    self._on_stopped(ticket)
+                    self._on_stopped(ticket, lost)
             case CancelRequested(request, reason):
                 self._on_cancel(request, reason)
             case PayloadLost(request, stage):
@@ -200,11 +200,11 @@ class Scheduler:
         else:
             self._end(ticket, Fail(ticket.request, reason, ticket.stage))
 
-    def _on_stopped(self, ticket: Ticket) -> None:
+    def _on_stopped(self, ticket: Ticket, lost: str) -> None:
         if ticket.ending is not None:
             self._conclude(ticket, ticket.ending)
         else:
-            self._go_back(ticket, "a stop that nobody asked for")
+            self._go_back(ticket, lost)
 
     # Losses -----------------------------------------------------------------------------------------------------------
 
