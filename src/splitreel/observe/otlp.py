@@ -10,7 +10,7 @@ from typing import Any
 
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export import SpanExporter
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
@@ -69,11 +69,14 @@ class OtlpSink:
                     break
             ended = batch[-1] is None
             spans = [readable(span) for span in batch if span is not None and span.trace_id]
+            if not spans:
+                continue
             try:
-                if spans:
-                    self._exporter.export(spans)
+                problem = "" if self._exporter.export(spans) is SpanExportResult.SUCCESS else "it refused them"
             except Exception as error:
-                logger.warning("trace: %d spans did not reach the OTLP endpoint: %s", len(spans), error)
+                problem = str(error)
+            if problem:
+                logger.warning("trace: %d spans did not reach the OTLP endpoint: %s", len(spans), problem)
 
 
 def readable(span: SpanRecord) -> ReadableSpan:
