@@ -8,9 +8,10 @@ from typing import Any
 
 from splitreel.errors import CheckpointError
 from splitreel.h3 import cut
+from splitreel.h3.decoding import DecodeProgram
 from splitreel.h3.geometry import Geometry, read_geometry
 from splitreel.h3.payloads import SCHEMA, payload_spec
-from splitreel.h3.programs import DecodeProgram, DenoiseProgram, EncodeProgram, Watches, build_pipeline
+from splitreel.h3.programs import DenoiseProgram, EncodeProgram, Watches, build_pipeline
 from splitreel.h3.tiny import cached_tiny
 from splitreel.request import Stage
 from splitreel.roles.checkpoint import Checkpoint, ComponentFiles
@@ -70,4 +71,4 @@ class MiniMaxH3:
             case Stage.DENOISE:
                 return DenoiseProgram(workflow, pipeline, report)
             case Stage.DECODE:
-                return DecodeProgram(pipeline, watches)
+                return DecodeProgram(pipeline, components["vae"], watches)

@@ -1,4 +1,4 @@
-"""The three stages as programs: payload in, diffusers' blocks, payload out. No model code of our own."""
+"""Encode and denoise as programs: payload in, diffusers' blocks, payload out. No model code of our own."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from diffusers.modular_pipelines import BlockState, ModularPipelineBlocks
 from diffusers.modular_pipelines.modular_pipeline_utils import InputParam
 from torch import nn
 
-from splitreel.errors import InvalidPayload
 from splitreel.h3.cut import stage_blocks
-from splitreel.h3.films import film_tensors
-from splitreel.h3.geometry import FPS, Geometry, GeometryPipeline
+from splitreel.h3.geometry import Geometry, GeometryPipeline
 from splitreel.h3.media import encode_inputs
-from splitreel.h3.payloads import FILM, KINDS, SCHEMA
+from splitreel.h3.payloads import KINDS, SCHEMA
 from splitreel.h3.watch import ModuleWatch
 from splitreel.request import Stage
 from splitreel.roles.checkpoint import Checkpoint
@@ -100,46 +98,6 @@ class ReferenceShape:
         self.has_audio = has_audio
 
 
-class DecodeProgram:
-    """Latents → film, in the form that the request asked for."""
-
-    def __init__(self, pipeline: GeometryPipeline, watches: Watches) -> None:
-        self._pipeline = pipeline
-        self._watches = watches
-
-    def __call__(self, payload: Payload, control: StageControl) -> Payload:
-        latents = payload.tensors["latents"]
-        assert isinstance(latents, torch.Tensor)
-        vae = self._pipeline.vae
-        with self._watches.decoder.reporting(control, decoder_calls(vae, self._pipeline.geometry, latents.shape)):
-            state = self._pipeline(latents=latents, audio_latents=payload.tensors["audio_latents"], output_type="pt")
-        video, sound = state.get("videos")[0], state.get("audio")[0]
-        for name, tensor in (("video", video), ("sound", sound)):
-            if not bool(torch.isfinite(tensor).all()):
-                raise InvalidPayload(f"decoded {name}: expected finite values, found NaN or infinity.", field=name)
-        values = payload.header.values
-        with control.span("encode_file"):
-            tensors = film_tensors(video, sound, output=values["output"], sample_rate=state.get("sampling_rate"))
-        header = payload.header
-        return Payload(
-            Header(
-                request_id=header.request_id,
-                workflow=header.workflow,
-                kind=FILM,
-                schema=SCHEMA,
-                geometry=header.geometry,
-                values={
-                    **_carried(values),
-                    "transformer_calls": values["transformer_calls"],
-                    "fps": FPS,
-                    "sample_rate": int(state.get("sampling_rate")),
-                },
-                trace=header.trace,
-            ),
-            tensors,
-        )
-
-
 class StepReport(ModularPipelineBlocks):  # type: ignore[misc]
     """A block of our own at the end of diffusers' denoising loop: reports each step, and stops there when asked to."""
 
@@ -218,8 +176,13 @@ class Watches:
 def build_pipeline(
     workflow: str, stage: Stage, components: Mapping[str, Any], checkpoint: Checkpoint, geometry: Geometry
 ) -> tuple[GeometryPipeline, StepReport]:
-    """diffusers' pipeline over the blocks of one stage, with the components that these blocks declare."""
+    """diffusers' pipeline over the blocks of one stage, with the components that these blocks declare.
+
+    Of decode's, only the sound's: pictures are decoded chunk by chunk (`decoding`).
+    """
     blocks = stage_blocks(workflow, stage)
+    if stage is Stage.DECODE:
+        blocks.sub_blocks.pop("decode.video")
     report = StepReport()
     if stage is Stage.DENOISE:
         loop = blocks.sub_blocks["denoise.denoise"]
@@ -235,21 +198,8 @@ def build_pipeline(
     return pipeline, report
 
 
-def decoder_calls(vae: Any, geometry: Geometry, shape: torch.Size) -> int:
-    """How often the VAE's decoder runs for latents (1, C, T, h, w): temporal chunks times spatial tiles."""
-    chunks = max(1, (shape[2] - 2) // geometry.latents_per_chunk)
-    if not vae.use_tiling:
-        return chunks
-    rows = _tiles(shape[3] * geometry.spatial_ratio, vae.tile_sample_min_height, vae.tile_sample_min_overlap_height)
-    columns = _tiles(shape[4] * geometry.spatial_ratio, vae.tile_sample_min_width, vae.tile_sample_min_overlap_width)
-    return chunks * rows * columns
-
-
-def _tiles(length: int, tile: int, overlap: int) -> int:
-    return 1 if tile >= length else -(-(length - overlap) // (tile - overlap))
-
-
-def _carried(values: Mapping[str, Any]) -> dict[str, Any]:
+def carried(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that travel on."""
     return {name: values[name] for name in _CARRIED}
 
 
@@ -262,7 +212,7 @@ def _onward(payload: Payload, to: Stage, tensors: Mapping[str, Any], values: Map
             kind=KINDS[to],
             schema=SCHEMA,
             geometry=header.geometry,
-            values={**_carried(header.values), **values},
+            values={**carried(header.values), **values},
             trace=header.trace,
         ),
         tensors,

@@ -7,6 +7,7 @@ rules come in as a function, lengths as numbers), torch, the cluster.
 """
 
 from splitreel.media.data import Clip, Sound
+from splitreel.media.encoder import FilmEncoder
 from splitreel.media.film import FilmFacts, film_facts, read_film
 from splitreel.media.images import read_image
 from splitreel.media.sound import read_sound
@@ -16,6 +17,7 @@ from splitreel.media.write import FilmWriter, film_bytes, write_film
 
 __all__ = [
     "Clip",
+    "FilmEncoder",
     "FilmFacts",
     "FilmWriter",
     "Sound",
