@@ -159,6 +159,9 @@ class Clockwork:
             {"plan": dict, "path": list, "read": dict},
         )
 
+    def passing_values(self, stage: Stage) -> None:
+        return None
+
     def build_stage(
         self, stage: Stage, workflow: str, components: Mapping[str, Any], checkpoint: Checkpoint, geometry: Any
     ) -> Program:

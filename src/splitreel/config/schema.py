@@ -106,6 +106,12 @@ class RoleConfig(Section):
     threads: int | None = Field(
         default=None, ge=1, description="CPU threads of the stage. Results may differ in the last bit between counts."
     )
+    prompt_cache_bytes: int = Field(
+        default=1 << 28,
+        ge=0,
+        description="Where encode runs: bytes of prompt states and condition latents kept (5 MB for 512 text rows), so "
+        "that the same prompt with another seed skips the encoder. 0 keeps none.",
+    )
     model_path: str | None = Field(default=None, description="Where this role's node keeps the model, if elsewhere.")
     attention: AttentionConfig = Field(default=AttentionConfig(), description="Attention backends.")
     env: dict[str, str] = Field(default_factory=dict, description="Environment variables of the worker.")
@@ -261,6 +267,7 @@ class Config(Section):
             device=settings.device,
             dtypes=tuple(sorted(dtypes.items())),
             threads=settings.threads,
+            prompt_cache_bytes=settings.prompt_cache_bytes,
             attention=settings.attention.spec(),
             trace_record=self.trace.record,
             trace_sync=self.trace.sync,

@@ -30,6 +30,7 @@ class RoleSpec:
     device: str
     dtypes: tuple[tuple[str, str], ...]
     threads: int | None
+    prompt_cache_bytes: int = 0
     attention: AttentionSpec = AttentionSpec()
     trace_record: bool = True
     trace_sync: bool = False

@@ -90,7 +90,7 @@ def _keyframes(request: GenerateRequest) -> tuple[list[torch.Tensor], tuple[int,
         pixels = read_image(source, name)
         if first_size is None:
             first_size = (pixels.shape[1], pixels.shape[0])
-        pictures.append(torch.from_numpy(np.ascontiguousarray(pixels)))
+        pictures.append(torch.from_numpy(np.require(pixels, requirements=["C", "W"])))
     return pictures, first_size
 
 
@@ -105,19 +105,19 @@ def _references(request: GenerateRequest, geometry: Geometry, num_frames: int) -
             case ImageReference():
                 pixels = read_image(reference.source, where)
                 _check_aspect(pixels.shape[1], pixels.shape[0], where)
-                pictures.append(torch.from_numpy(np.ascontiguousarray(pixels)))
+                pictures.append(torch.from_numpy(np.require(pixels, requirements=["C", "W"])))
                 described.append({"kind": "image"})
             case VideoReference():
                 clip = _read_clip(reference, geometry, num_frames, where)
-                clips.append(torch.from_numpy(np.ascontiguousarray(clip.frames)))
+                clips.append(torch.from_numpy(np.require(clip.frames, requirements=["C", "W"])))
                 entry: dict[str, Any] = {"kind": "video"}
                 if clip.sound is not None:
                     entry["sample_rate"] = clip.sound.sample_rate
-                    sounds.append(torch.from_numpy(np.ascontiguousarray(clip.sound.waveform)))
+                    sounds.append(torch.from_numpy(np.require(clip.sound.waveform, requirements=["C", "W"])))
                 described.append(entry)
             case AudioReference():
                 sound = read_sound(reference.source, where, max_seconds=num_frames / FPS)
-                sounds.append(torch.from_numpy(np.ascontiguousarray(sound.waveform)))
+                sounds.append(torch.from_numpy(np.require(sound.waveform, requirements=["C", "W"])))
                 described.append({"kind": "audio", "sample_rate": sound.sample_rate})
     tensors = {name: items for name, items in (("pictures", pictures), ("clips", clips), ("sounds", sounds)) if items}
     return tensors, described

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +58,10 @@ class MiniMaxH3:
     def payload_spec(self, stage: Stage, workflow: str, geometry: Geometry) -> PayloadSpec:
         """What a stage takes in."""
         return payload_spec(stage, workflow, geometry)
+
+    def passing_values(self, stage: Stage) -> Set[str] | None:
+        """Prompt states and condition latents do not depend on what the denoise stage draws or the decode stage writes."""
+        return frozenset({"seed", "steps", "output"}) if stage is Stage.ENCODE else None
 
     def build_stage(
         self, stage: Stage, workflow: str, components: Mapping[str, Any], checkpoint: Checkpoint, geometry: Geometry

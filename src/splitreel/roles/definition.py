@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, Protocol
 
 from splitreel.request import Stage
@@ -68,6 +68,10 @@ class ModelDefinition(Protocol):
 
     def payload_spec(self, stage: Stage, workflow: str, geometry: Any) -> PayloadSpec:
         """What `stage` takes in."""
+        ...
+
+    def passing_values(self, stage: Stage) -> Set[str] | None:
+        """The request values that `stage` hands on and that decide nothing of its result; None: keep no results of it."""
         ...
 
     def build_stage(

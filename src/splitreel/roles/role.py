@@ -19,6 +19,7 @@ from splitreel.roles.checkpoint import Checkpoint, open_checkpoint
 from splitreel.roles.control import StageControl
 from splitreel.roles.definition import GeometryFacts, ModelDefinition, StageProgram
 from splitreel.roles.quiet import quiet
+from splitreel.roles.results import ResultCache, result_key
 from splitreel.wire import Payload
 
 logger = get_logger(__name__)
@@ -38,6 +39,7 @@ class Role:
         self._checkpoint: Checkpoint | None = None
         self._geometry: GeometryFacts | None = None
         self._programs: dict[tuple[str, Stage], StageProgram] = {}
+        self._results = ResultCache(spec.prompt_cache_bytes)
 
     @property
     def geometry(self) -> GeometryFacts:
@@ -161,16 +163,29 @@ class Role:
             torch.set_num_threads(self.spec.threads)
         control.check()
         with torch.inference_mode():
-            result = program(payload, control)
+            result = self._kept_or_made(stage, program, payload, control)
         following = stage.following
         if following is not None:
             result_spec = self.model.payload_spec(following, workflow, self.geometry)
             result_spec.check(result, geometry=self.geometry.fingerprint)
         return result
 
+    def _kept_or_made(self, stage: Stage, program: StageProgram, payload: Payload, control: StageControl) -> Payload:
+        passing = self.model.passing_values(stage)
+        if passing is None or not self._results.max_bytes:
+            return program(payload, control)
+        with control.span("cache") as attributes:
+            key = result_key(payload, passing)
+            kept = self._results.get(key, payload, passing)
+            attributes["cache"] = "miss" if kept is None else "hit"
+        if kept is not None:
+            return kept
+        return self._results.put(key, program(payload, control))
+
     def unload(self) -> None:
         """Forget the components and give device memory back."""
         self._programs.clear()
+        self._results.clear()
         self.resident.clear()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
