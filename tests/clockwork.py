@@ -18,9 +18,11 @@ from typing import Any
 
 import torch
 
+from splitreel.config import RoleSpec
 from splitreel.request import Stage
 from splitreel.roles.checkpoint import Checkpoint, ComponentFiles
 from splitreel.roles.control import StageControl
+from splitreel.roles.loading import Recipe
 from splitreel.wire import FieldSpec, Header, Packed, Payload, PayloadSpec, pack
 
 KINDS = {Stage.ENCODE: "submitted", Stage.DENOISE: "encoded", Stage.DECODE: "denoised"}
@@ -144,6 +146,9 @@ class Clockwork:
         return ()
 
     def component_class(self, name: str) -> type:
+        raise KeyError(name)
+
+    def recipe(self, name: str, checkpoint: Checkpoint, spec: RoleSpec) -> Recipe:
         raise KeyError(name)
 
     def read_geometry(self, checkpoint: Checkpoint, workflows: Sequence[str]) -> Facts:

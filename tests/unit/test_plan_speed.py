@@ -122,7 +122,7 @@ def test_a_split_pays_where_it_saves_reloads_and_not_where_all_fits() -> None:
 def test_a_split_is_the_only_way_where_a_component_fills_a_machine() -> None:
     small = setting(Times(2.0, 60.0, 8.0), machine=parse_machine("card=40"))
     found = [figures(layout) for layout in layouts(small, 2)]
-    assert found[0].obstacle == "encode alone does not fit"
+    assert found[0].obstacle == "denoise alone does not fit"
     assert "no split is possible" in verdicts(found)[0]
 
 

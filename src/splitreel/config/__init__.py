@@ -1,10 +1,11 @@
-"""The config file: `schema` and `attention` (its settings), `reading` (files, overrides, errors), `slices` (what each
+"""The config file: `schema`, `attention` and `memory` (its settings), `reading` (files, overrides, errors), `slices` (what each
 worker gets).
 
 Knows YAML and pydantic; must not know Ray, torch or the model.
 """
 
 from splitreel.config.attention import ATTENTION_BACKENDS, AttentionConfig
+from splitreel.config.memory import MemoryConfig
 from splitreel.config.reading import apply_override, load_config, parse_config
 from splitreel.config.schema import (
     DTYPES,
@@ -16,7 +17,7 @@ from splitreel.config.schema import (
     RoleConfig,
     TraceConfig,
 )
-from splitreel.config.slices import AttentionSpec, RoleSpec
+from splitreel.config.slices import AttentionSpec, MemorySpec, RoleSpec
 
 __all__ = [
     "ATTENTION_BACKENDS",
@@ -27,6 +28,8 @@ __all__ = [
     "ClusterConfig",
     "Config",
     "EngineConfig",
+    "MemoryConfig",
+    "MemorySpec",
     "ModelConfig",
     "RoleConfig",
     "RoleSpec",

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from splitreel.config.attention import AttentionConfig
+from splitreel.config.memory import MemoryConfig
 from splitreel.config.section import Section
 from splitreel.config.slices import RoleSpec
 from splitreel.request import Stage
@@ -114,6 +115,7 @@ class RoleConfig(Section):
     )
     model_path: str | None = Field(default=None, description="Where this role's node keeps the model, if elsewhere.")
     attention: AttentionConfig = Field(default=AttentionConfig(), description="Attention backends.")
+    memory: MemoryConfig = Field(default=MemoryConfig(), description="What stays in memory.")
     env: dict[str, str] = Field(default_factory=dict, description="Environment variables of the worker.")
 
     @field_validator("stages", mode="before")
@@ -269,6 +271,7 @@ class Config(Section):
             threads=settings.threads,
             prompt_cache_bytes=settings.prompt_cache_bytes,
             attention=settings.attention.spec(),
+            memory=settings.memory.spec(),
             trace_record=self.trace.record,
             trace_sync=self.trace.sync,
             trace_nvtx=self.trace.nvtx,

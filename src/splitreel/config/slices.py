@@ -19,6 +19,13 @@ class AttentionSpec:
 
 
 @dataclass(frozen=True)
+class MemorySpec:
+    """What of the components stays in memory: `text_encoder` is `used` or `full`."""
+
+    text_encoder: str = "used"
+
+
+@dataclass(frozen=True)
 class RoleSpec:
     """What one worker is told, and all it is told. Picked field by field, so that nothing else can leak into it."""
 
@@ -32,6 +39,7 @@ class RoleSpec:
     threads: int | None
     prompt_cache_bytes: int = 0
     attention: AttentionSpec = AttentionSpec()
+    memory: MemorySpec = MemorySpec()
     trace_record: bool = True
     trace_sync: bool = False
     trace_nvtx: bool = False

@@ -17,14 +17,15 @@ import torch
 from diffusers import AutoencoderKLMiniMaxH3, MiniMaxH3ModularPipeline
 
 from splitreel.errors import GeometryMismatch, MissingComponent
+from splitreel.h3.residency import TEXT_LAYERS_USED
 from splitreel.roles.checkpoint import Checkpoint
 
 # Fixed in diffusers' code for every checkpoint (modular_pipelines/minimax_h3/modular_pipeline.py).
 FPS = 24
 AUDIO_LATENTS_PER_SECOND = 40
 MIN_SECONDS, MAX_SECONDS = 5.0, 15.0
-# hidden_states[50] conditions the transformer; with exactly 50 layers it would be post-norm.
-MIN_TEXT_LAYERS = 51
+# With exactly as many layers as are used the last state would be normed.
+MIN_TEXT_LAYERS = TEXT_LAYERS_USED + 1
 # Defaults of diffusers' blocks, used when the index does not name them.
 _CANVAS_DEFAULTS = {"canvas_short_edge": 768, "canvas_max_pixels": 768 * 1344, "reference_image_short_edge": 2048}
 

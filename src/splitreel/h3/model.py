@@ -6,16 +6,19 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
+from splitreel.config import RoleSpec
 from splitreel.errors import CheckpointError
 from splitreel.h3 import cut
 from splitreel.h3.decoding import DecodeProgram
 from splitreel.h3.geometry import Geometry, read_geometry
 from splitreel.h3.payloads import SCHEMA, payload_spec
 from splitreel.h3.programs import DenoiseProgram, EncodeProgram, Watches, build_pipeline
+from splitreel.h3.recipes import recipe_for
 from splitreel.h3.tiny import cached_tiny
 from splitreel.request import Stage
 from splitreel.roles.checkpoint import Checkpoint, ComponentFiles
 from splitreel.roles.definition import StageProgram
+from splitreel.roles.loading import Recipe
 from splitreel.wire import PayloadSpec
 
 
@@ -50,6 +53,10 @@ class MiniMaxH3:
                 if name in types:
                     return types[name]
         raise KeyError(name)
+
+    def recipe(self, name: str, checkpoint: Checkpoint, spec: RoleSpec) -> Recipe:
+        """How a component with weights is built and filled."""
+        return recipe_for(name, self.component_class(name), checkpoint, spec)
 
     def read_geometry(self, checkpoint: Checkpoint, workflows: Sequence[str]) -> Geometry:
         """Read and cross-check the components' configurations."""

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from splitreel.config import MemorySpec
 from splitreel.request import Stage
 
 REPOSITORY = "MiniMaxAI/MiniMax-H3"
@@ -34,32 +35,30 @@ STAGE_COMPONENTS: dict[str, dict[Stage, tuple[str, ...]]] = {
     },
 }
 
-# Modules that diffusers keeps in float32 whatever dtype is asked for; matched against the parts of a tensor's name.
-KEPT_IN_FLOAT32: dict[str, frozenset[str]] = {
-    "vae": frozenset({"encoder", "quant_conv", "norm1", "norm2", "norm_out", "scale1", "scale2"}),
-    "audio_vae": frozenset({"encoder", "decoder", "pre_block", "dec_in_proj", "mean_proj", "logs_proj"}),
-    "transformer": frozenset({"proj_in", "audio_proj_in", "time_embedder", "proj_out", "audio_proj_out", "rope"}),
-    "transformer_ref": frozenset({"proj_in", "audio_proj_in", "time_embedder", "proj_out", "audio_proj_out", "rope"}),
-    "text_encoder": frozenset(),
-}
-
 
 @dataclass(frozen=True)
 class Values:
-    """How many numbers a component holds: `plain` ones in the dtype asked for, `pinned` ones always in float32."""
+    """How many numbers a component's files hold.
+
+    plain   in the dtype asked for, those below among them
+    pinned  in float32 whatever is asked for
+    unread  of the text encoder: what is only loaded with `text_encoder: full`
+    """
 
     plain: int
     pinned: int = 0
+    unread: int = 0
 
-    def bytes_in(self, item_size: int) -> int:
-        """Bytes once loaded with `item_size` bytes per number."""
-        return self.plain * item_size + self.pinned * 4
+    def bytes_in(self, item_size: int, memory: MemorySpec) -> int:
+        """Bytes once loaded with `item_size` bytes per number and these memory settings."""
+        plain = self.plain - (self.unread if memory.text_encoder == "used" else 0)
+        return plain * item_size + self.pinned * 4
 
 
-# Counted on the classes' default configurations, which are the released ones: 66.7, 10.4 (float32), 0.6 (float32) and
-# twice 66.3 GB. The text encoder is the published 66.7 GB of Qwen3-VL-32B in bfloat16.
+# Counted on the classes: the defaults of diffusers', which are the released configuration (10.4 (float32), 0.6 (float32)
+# and twice 66.3 GB), and Qwen3-VL-32B's (66.7 GB).
 RELEASED: dict[str, Values] = {
-    "text_encoder": Values(33_350_000_000),
+    "text_encoder": Values(33_357_390_064, unread=7_604_294_144),
     "vae": Values(2_423_232_088, 180_636_896),
     "audio_vae": Values(0, 151_321_489),
     "transformer": Values(33_105_770_752, 17_222_144),
@@ -78,7 +77,6 @@ class Dims:
     audio_channels: int = 32
     patch: int = 2
     text_dim: int = 5120
-    text_layers: int = 64
     text_ffn: int = 25600
     hidden: int = 5376
     ffn: int = 14336
@@ -100,7 +98,6 @@ class Dims:
             audio_channels=dit.get("audio_in_channels", default.audio_channels),
             patch=dit.get("patch_size", [1, 2, default.patch])[2],
             text_dim=text.get("hidden_size", default.text_dim),
-            text_layers=text.get("num_hidden_layers", default.text_layers),
             text_ffn=text.get("intermediate_size", default.text_ffn),
             hidden=dit.get("hidden_size", default.hidden),
             ffn=dit.get("ffn_dim", default.ffn),
@@ -151,14 +148,14 @@ class FilmSize:
     def activation_bytes(self, stage: Stage, dims: Dims) -> int:
         """The most that a stage holds beside its weights, as diffusers' blocks run in bfloat16.
 
-        encode: all layers' hidden states are kept (`output_hidden_states`), and one layer's gated feed-forward; with
-        references or keyframes one tile of the float32 VAE encoder: five feature maps at full resolution, and four frames.
+        encode: one layer's gated feed-forward and six row tensors; with references or keyframes one tile of the float32 VAE
+        encoder: five feature maps at full resolution, and four frames.
         denoise: the block's gated feed-forward (both halves, their activation, the product) and five row tensors.
         decode: the film in float32 three times (decoded, scaled, clamped), or once and a tile of the VAE decoder.
         """
         match stage:
             case Stage.ENCODE:
-                rows = self.text_rows * 2 * ((dims.text_layers + 1) * dims.text_dim + 3 * dims.text_ffn)
+                rows = self.text_rows * 2 * (6 * dims.text_dim + 3 * dims.text_ffn)
                 tile = 256 * 256 * dims.vae_encoder_channels * 4
                 frames = dims.clip_length if self.references else 1 if self.condition_rows else 0
                 return max(rows, tile * (5 * frames + 4) if frames else 0)

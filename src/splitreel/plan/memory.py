@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from splitreel.config import STAGES_OF_ROLE, Config
+from splitreel.config import STAGES_OF_ROLE, Config, MemorySpec
 from splitreel.errors import ConfigError
 from splitreel.h3.released import FilmSize
 from splitreel.plan.sizes import Sizes, components_of
@@ -37,19 +37,20 @@ class Machine:
 
 @dataclass(frozen=True)
 class WorkerPlan:
-    """A worker: its role, stages, workflows and dtype per component (with a default), and the machine it is put on."""
+    """A worker: its role, stages, workflows, dtype per component (with a default), memory settings, and its machine."""
 
     role: str
     stages: tuple[Stage, ...]
     workflows: tuple[str, ...]
     machine: str
     dtypes: tuple[tuple[str, str], ...] = (("default", "bfloat16"),)
+    memory: MemorySpec = field(default_factory=MemorySpec)
 
     def components(self, sizes: Sizes) -> dict[str, int]:
         """Bytes of each component that it holds."""
         dtypes = dict(self.dtypes)
         names = components_of(self.stages, self.workflows)
-        return {name: sizes.bytes_of(name, dtypes.get(name, dtypes["default"])) for name in names}
+        return {name: sizes.bytes_of(name, dtypes.get(name, dtypes["default"]), self.memory) for name in names}
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,7 @@ def workers_of(config: Config, machines: Sequence[Machine]) -> list[WorkerPlan]:
                 f"roles.{role}: expected the memory of node {node}, found only that of {known}. Add --node {node}=GB."
             )
         spec = config.role_spec(role)
-        found.append(WorkerPlan(role, spec.stages, spec.workflows, where, spec.dtypes))
+        found.append(WorkerPlan(role, spec.stages, spec.workflows, where, spec.dtypes, spec.memory))
     return found
 
 

@@ -6,10 +6,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from splitreel.config import MemorySpec
 from splitreel.errors import CheckpointError
-from splitreel.h3.released import KEPT_IN_FLOAT32, RELEASED, REPOSITORY, STAGE_COMPONENTS, Dims, FilmSize, Values
+from splitreel.h3.released import RELEASED, REPOSITORY, STAGE_COMPONENTS, Dims, FilmSize, Values
+from splitreel.h3.residency import form
 from splitreel.request import Stage
 from splitreel.roles.checkpoint import INDEX_FILE, Checkpoint, check_safetensors
 
@@ -25,9 +26,9 @@ class Sizes:
     dims: Dims
     source: str
 
-    def bytes_of(self, component: str, dtype: str) -> int:
-        """Bytes of a component once loaded in a dtype."""
-        return self.values[component].bytes_in(ITEM_SIZES[dtype])
+    def bytes_of(self, component: str, dtype: str, memory: MemorySpec | None = None) -> int:
+        """Bytes of a component once loaded in a dtype and with a role's memory settings."""
+        return self.values[component].bytes_in(ITEM_SIZES[dtype], memory or MemorySpec())
 
 
 def film_size(height: int, width: int, num_frames: int, text_rows: int, workflows: Sequence[str]) -> FilmSize:
@@ -82,8 +83,7 @@ def read_sizes(folder: Path, workflows: Sequence[str]) -> Sizes:
 
 
 def _count(checkpoint: Checkpoint, component: str) -> Values:
-    pins = KEPT_IN_FLOAT32[component]
-    plain = pinned = 0
+    plain = pinned = unread = 0
     files = checkpoint.weight_files(component)
     if not files:
         raise CheckpointError(
@@ -94,16 +94,12 @@ def _count(checkpoint: Checkpoint, component: str) -> Values:
     for path in files:
         for name, entry in check_safetensors(path, component=component).items():
             if name != "__metadata__":
-                count = _numbers(entry)
-                if pins.intersection(name.split(".")):
-                    pinned += count
-                else:
-                    plain += count
-    return Values(plain, pinned)
-
-
-def _numbers(entry: dict[str, Any]) -> int:
-    return math.prod(entry["shape"])
+                count = math.prod(entry["shape"])
+                held = form(component, name, MemorySpec())
+                plain += 0 if held.pinned else count
+                pinned += count if held.pinned else 0
+                unread += 0 if held.resident else count
+    return Values(plain, pinned, unread)
 
 
 def _cached(repository: str, revision: str | None) -> Path | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -75,21 +74,6 @@ class Checkpoint:
             if (folder / f"{stem}.safetensors").exists():
                 return [folder / f"{stem}.safetensors"]
         return []
-
-    def loaded_bytes(self, component: str, item_size: int) -> int:
-        """What the component's weights take once loaded with `item_size` bytes per floating-point value.
-
-        Read from the safetensors headers. An estimate: libraries keep some modules in float32 whatever is asked.
-        """
-        total = 0
-        for path in self.weight_files(component):
-            header = check_safetensors(path, component=component)
-            for name, entry in header.items():
-                if name != "__metadata__":
-                    begin, end = entry["data_offsets"]
-                    floating = entry["dtype"].startswith(("F", "BF"))
-                    total += math.prod(entry["shape"]) * item_size if floating else end - begin
-        return total
 
     def check(self, needs: Sequence[ComponentFiles]) -> None:
         """Raise unless every file of every component is here and whole. Reads headers only, never weights."""

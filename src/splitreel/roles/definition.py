@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from typing import Any, Protocol
 
+from splitreel.config import RoleSpec
 from splitreel.request import Stage
 from splitreel.roles.checkpoint import Checkpoint, ComponentFiles
 from splitreel.roles.control import StageControl
+from splitreel.roles.loading import Recipe
 from splitreel.wire import Payload, PayloadSpec
 
 
@@ -64,6 +66,10 @@ class ModelDefinition(Protocol):
 
     def component_class(self, name: str) -> type:
         """The class that a component is loaded with."""
+        ...
+
+    def recipe(self, name: str, checkpoint: Checkpoint, spec: RoleSpec) -> Recipe:
+        """How a component with weights is built and filled in a role."""
         ...
 
     def payload_spec(self, stage: Stage, workflow: str, geometry: Any) -> PayloadSpec:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -18,15 +17,12 @@ from splitreel.request import Stage
 from splitreel.roles.checkpoint import Checkpoint, open_checkpoint
 from splitreel.roles.control import StageControl
 from splitreel.roles.definition import GeometryFacts, ModelDefinition, StageProgram
+from splitreel.roles.loading import LIBRARIES, load_module
 from splitreel.roles.quiet import quiet
 from splitreel.roles.results import ResultCache, result_key
 from splitreel.wire import Payload
 
 logger = get_logger(__name__)
-
-# diffusers and accelerate build models on the meta device by patching torch.nn.Module for the whole process; two
-# threads that load at once get each other's meta tensors ("Cannot copy out of meta tensor", seen).
-_LOADING = threading.Lock()
 
 
 class Role:
@@ -66,12 +62,12 @@ class Role:
         return self._geometry
 
     def memory_needed(self) -> dict[str, int]:
-        """Bytes that each component's weights will take, estimated from file headers after `prepare()`."""
+        """Bytes that each component's weights will take, read from file headers after `prepare()`."""
         checkpoint = self._checkpoint
         if checkpoint is None:
             raise RuntimeError("prepare() has not run")
         return {
-            need.name: checkpoint.loaded_bytes(need.name, self.spec.torch_dtype(need.name).itemsize)
+            need.name: self.model.recipe(need.name, checkpoint, self.spec).bytes_needed(checkpoint, need.name)
             for need in self.model.components(self.spec.workflows, self.spec.stages)
             if need.weights
         }
@@ -123,15 +119,16 @@ class Role:
 
     def _load_component(self, name: str, checkpoint: Checkpoint) -> Any:
         cls = self.model.component_class(name)
-        is_module = issubclass(cls, torch.nn.Module)
-        options: dict[str, Any] = {"dtype": self.spec.torch_dtype(name)} if is_module else {}
+        component: Any
         try:
-            with _LOADING, quiet():
-                component = cls.from_pretrained(  # type: ignore[attr-defined]
-                    str(checkpoint.root), subfolder=name, local_files_only=True, **options
-                )
-            if is_module:
-                component = component.to(self.spec.device).eval().requires_grad_(False)
+            if issubclass(cls, torch.nn.Module):
+                recipe = self.model.recipe(name, checkpoint, self.spec)
+                component = load_module(recipe, checkpoint, name, torch.device(self.spec.device))
+            else:
+                with LIBRARIES, quiet():
+                    component = cls.from_pretrained(  # type: ignore[attr-defined]
+                        str(checkpoint.root), subfolder=name, local_files_only=True
+                    )
         except SplitreelError:
             raise
         except Exception as error:

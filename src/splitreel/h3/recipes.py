@@ -1,0 +1,46 @@
+"""How each component with weights is built and filled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
+
+from splitreel.config import RoleSpec
+from splitreel.h3.residency import form
+from splitreel.h3.text import used_text_encoder
+from splitreel.roles.checkpoint import Checkpoint
+from splitreel.roles.loading import Recipe
+
+
+def recipe_for(component: str, kind: Any, checkpoint: Checkpoint, spec: RoleSpec) -> Recipe:
+    """The recipe of `component`, of class `kind`, with the role's dtypes and memory settings."""
+    dtype: torch.dtype = spec.torch_dtype(component)
+    folder = checkpoint.root / component
+
+    def dtype_of(tensor: str) -> torch.dtype | None:
+        held = form(component, tensor, spec.memory)
+        return (torch.float32 if held.pinned else dtype) if held.resident else None
+
+    def plain() -> nn.Module:
+        module: nn.Module = kind.from_pretrained(
+            str(checkpoint.root), subfolder=component, local_files_only=True, dtype=dtype
+        )
+        return module
+
+    def skeleton() -> nn.Module:
+        if component == "text_encoder":
+            return _text_encoder(folder, used=spec.memory.text_encoder == "used")
+        module: nn.Module = kind.from_config(kind.load_config(str(folder), local_files_only=True))
+        return module
+
+    return Recipe(skeleton=skeleton, dtype_of=dtype_of, plain=plain)
+
+
+def _text_encoder(folder: Path, *, used: bool) -> nn.Module:
+    config = Qwen3VLConfig.from_pretrained(str(folder), local_files_only=True)
+    encoder: nn.Module = used_text_encoder(config) if used else Qwen3VLForConditionalGeneration(config)
+    return encoder
