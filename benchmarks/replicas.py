@@ -45,7 +45,7 @@ async def measure(address: str, workers: int, requests: int, folder: Path) -> di
             },
         }
     )
-    limits = Limits(config.max_in_flight, requests, config.engine.retries)
+    limits = Limits(config.max_in_flight, requests, config.engine.retries, look_ahead=config.engine.look_ahead)
     engine = Engine(RayBackend(Clockwork(), config), limits, Deadlines())
     await engine.start()
     try:

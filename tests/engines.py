@@ -46,7 +46,7 @@ async def opened(
     options = config.engine
     engine = Engine(
         RayBackend(model or Clockwork(), config),
-        Limits(config.max_in_flight, options.max_waiting, options.retries),
+        Limits(config.max_in_flight, options.max_waiting, options.retries, look_ahead=options.look_ahead),
         Deadlines(options.start_timeout, options.request_timeout, options.stage_timeout, options.lost_after),
     )
     await engine.start()

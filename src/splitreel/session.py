@@ -64,7 +64,7 @@ class Session:
         settings = config.engine
         self._engine = Engine(
             make_backend(MiniMaxH3(), config),
-            Limits(config.max_in_flight, settings.max_waiting, settings.retries),
+            Limits(config.max_in_flight, settings.max_waiting, settings.retries, look_ahead=settings.look_ahead),
             Deadlines(
                 start=settings.start_timeout,
                 request=settings.request_timeout,

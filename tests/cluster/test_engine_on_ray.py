@@ -56,7 +56,7 @@ async def test_three_requests_overlap(cluster: EmbeddedCluster, open_engine: Any
         first = running.get(key, (now - progress.seconds, now))[0]
         running[key] = (first, now)
 
-    async with open_engine(cluster.address, roles) as engine:
+    async with open_engine(cluster.address, roles, look_ahead=1) as engine:
         jobs = [submit(engine, f"r{index}", **even) for index in range(5)]
         admitted = []
         for job in jobs:
@@ -305,7 +305,7 @@ async def test_replicas_keep_the_rate(cluster: EmbeddedCluster, open_engine: Any
         "dit": {"nodes": ["rack=right", "rack=spare"][:workers]},
     }
     count = 12
-    async with open_engine(cluster.address, roles) as engine:
+    async with open_engine(cluster.address, roles, look_ahead=1) as engine:
         await submit(engine, "warm", **plan).result(20)
         jobs = [submit(engine, f"r{index}", **plan) for index in range(count)]
         finished = []

@@ -34,7 +34,7 @@ async def measured(folder: Path, dits: int) -> tuple[float, float, float]:
             "roles": {"encoder_decoder": {}, "dit": {"nodes": [f"n{index}" for index in range(dits)]}},
         }
     )
-    limits = Limits(config.max_in_flight, 2 * FILMS)
+    limits = Limits(config.max_in_flight, 2 * FILMS, look_ahead=config.engine.look_ahead)
     engine = Engine(LocalBackend(Clockwork(), config), limits, Deadlines(60.0, 60.0, 60.0, 30.0))
     await engine.start()
     try:

@@ -42,6 +42,7 @@ def play(random: Random, events: int) -> World:
         max_waiting=random.choice((0, 2, 5, 20)),
         retries=random.randrange(3),
         patience=random.choice((0, 1, 2, 5)),
+        look_ahead=random.choice((1, 1, 2, 3)),
     )
     world = World(limits, random.choice(CREWS))
     storm = random.choice((0, 1, 3))  # how much trouble there is

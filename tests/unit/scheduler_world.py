@@ -358,7 +358,9 @@ class World:
         own = pools[wish.workflow]
         for pool in pools.values():
             if own <= pool:
-                room = sum(self.hands[name].up * (1 + (self.hands[name].run is None)) for name in pool)
+                room = sum(
+                    self.hands[name].up * (self.limits.look_ahead + (self.hands[name].run is None)) for name in pool
+                )
                 ahead = [other for other in self.wishes.values() if pools[other.workflow] <= pool and _ahead(other)]
                 if len(ahead) >= room:
                     return False

@@ -21,8 +21,9 @@ def test_defaults() -> None:
     config = parse_config(base())
     assert config.model.workflows == ("t2va",)
     assert config.stages_of("encoder_decoder") == (Stage.ENCODE, Stage.DECODE)
-    assert config.max_in_flight == 3
-    assert parse_config(base(roles={"encoder_decoder": {}, "dit": {"nodes": ["a", "b"]}})).max_in_flight == 5
+    assert config.max_in_flight == 5
+    assert parse_config(base(roles={"encoder_decoder": {}, "dit": {"nodes": ["a", "b"]}})).max_in_flight == 9
+    assert parse_config(base(engine={"look_ahead": 1})).max_in_flight == 3
     assert config.roles["dit"].gpus == 0
     spec = config.role_spec("dit")
     assert (spec.stages, spec.workflows, spec.model_path) == ((Stage.DENOISE,), ("t2va",), "tiny")

@@ -35,7 +35,7 @@ def test_a_new_config_is_whole_and_commented(nodes: tuple[str, ...]) -> None:
         assert config.roles["encoder_decoder"].node == nodes[0]
         assert config.roles["dit"].nodes == list(nodes[1:])
         assert config.cluster.address in (f"{nodes[0]}:6379", f"[{nodes[0]}]:6379")
-        assert config.max_in_flight == 2 * (len(nodes) - 1) + 1
+        assert config.max_in_flight == 4 * (len(nodes) - 1) + 1
 
 
 @pytest.mark.parametrize(

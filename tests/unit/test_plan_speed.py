@@ -46,10 +46,8 @@ def test_a_split_that_waits_for_its_dit_is_as_fast_as_they_are(dits: int) -> Non
 
 
 def test_a_split_that_waits_for_its_side_is_as_fast_as_that() -> None:
-    """A little less: it decodes first, so encodes come late now and then and it waits for the DiTs."""
-    assert 0.9 * 360 < simulate(split(12), 400, backlog=60).per_hour <= 360
-    uneven = simulate([[Hand("side", {ENCODE: 42.0, DECODE: 94.0}), Hand("dit", {DENOISE: 92.0})]], 400, backlog=40)
-    assert 0.8 * 3600 / 136 < uneven.per_hour < 0.9 * 3600 / 136
+    """Within 2 %: encodes done ahead before the middle half, which the rate is taken of, need not be done in it."""
+    assert simulate(split(12), 400, backlog=60).per_hour == pytest.approx(360, rel=0.02)
 
 
 def test_machines_alone_do_not_share_work() -> None:
@@ -178,3 +176,13 @@ def test_table_csv_and_picture(tmp_path: Path) -> None:
         assert len(picture.convert("RGB").getcolors(1 << 20) or ()) > 20  # axes, text and lines, not an empty page
     with pytest.raises(ConfigError, match="--sweep"):
         draw_sweep(rows, tmp_path / "no" / "p.png", "Title")
+
+
+@pytest.mark.parametrize(
+    ("encode", "denoise", "decode"), [(42.0, 92.0, 94.0), (1.0, 3.0, 3.0), (1.0, 3.0, 4.0), (2.0, 2.0, 1.0)]
+)
+def test_the_usual_look_ahead_keeps_the_busier_machine_busy(encode: float, denoise: float, decode: float) -> None:
+    """With one encode ahead and 42 : 92 : 94 (a Spark at 480p) the encoder/decoder rested 16 % of the time."""
+    side, dit = Hand("side", {Stage.ENCODE: encode, Stage.DECODE: decode}), Hand("dit", {Stage.DENOISE: denoise})
+    found = simulate([[side, dit]], 200, backlog=12)
+    assert found.per_hour == pytest.approx(3600 / max(encode + decode, denoise), rel=0.01)

@@ -225,7 +225,9 @@ def test_a_pool_within_a_larger_pool_leaves_room_in_both() -> None:
     assert len(studio.submit("p1", "p2", "p3")) == 2  # and the two workers for four in all
 
 
-@pytest.mark.parametrize("wrong", [{"max_in_flight": 0}, {"max_waiting": -1}, {"retries": -1}, {"patience": -1}])
+@pytest.mark.parametrize(
+    "wrong", [{"max_in_flight": 0}, {"max_waiting": -1}, {"retries": -1}, {"patience": -1}, {"look_ahead": 0}]
+)
 def test_a_bound_that_makes_no_sense_is_an_error(wrong: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         Limits(**wrong)

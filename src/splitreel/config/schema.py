@@ -146,7 +146,12 @@ class EngineConfig(Section):
         default=None,
         ge=1,
         le=1024,
-        description="Requests between encode's start and decode's end. Default: 2 for each DiT worker, and 1.",
+        description="Requests between encode's start and decode's end. Default: look_ahead + 1 for each DiT worker, and 1.",
+    )
+    # On the virtual clock, stage times 42 : 92 : 94 (a Spark at 480p) on two workers: 84 % of the bound with 1, 98 % with
+    # 2, all of it with 3; over 150 random triples 98.3, 99.5 and 99.9 %. An encoded request holds some 10 MB.
+    look_ahead: int = Field(
+        default=3, ge=1, le=64, description="Requests that may be encoded ahead for each DiT worker while it is busy."
     )
     max_waiting: int = Field(
         default=64, ge=0, description="Admitted requests that have not started; one more is refused."
@@ -238,11 +243,11 @@ class Config(Section):
 
     @property
     def max_in_flight(self) -> int:
-        """The bound in force. One DiT worker needs 3: a request denoising, one encoding ahead, one decoding."""
+        """The bound in force: for each DiT worker one that denoises and those that look ahead, and one that decodes."""
         if self.engine.max_in_flight is not None:
             return self.engine.max_in_flight
         dits = sum(len(role.placements) for name, role in self.roles.items() if Stage.DENOISE in self.stages_of(name))
-        return 2 * dits + 1
+        return (self.engine.look_ahead + 1) * dits + 1
 
     def stages_of(self, role: str) -> tuple[Stage, ...]:
         """The stages that a role holds."""

@@ -81,7 +81,7 @@ def json_schema() -> dict[str, Any]:
 
 def _derived(config: Config) -> dict[tuple[str, ...], tuple[Any, str]]:
     found: dict[tuple[str, ...], tuple[Any, str]] = {
-        ("engine", "max_in_flight"): (config.max_in_flight, "2 for each DiT worker, and 1")
+        ("engine", "max_in_flight"): (config.max_in_flight, "look_ahead + 1 for each DiT worker, and 1")
     }
     for name, role in config.roles.items():
         found["roles", name, "stages"] = ([str(stage) for stage in config.stages_of(name)], "the role's name")

@@ -29,7 +29,7 @@ _COMPUTE = """\
 """
 _ENGINE = """\
 engine:
-  max_in_flight: {in_flight}  # films between the start of encode and the end of decode
+  look_ahead: 3  # films that may be encoded ahead for each transformer worker
   max_waiting: 64  # films that may wait; one more is refused
   retries: 1  # how often a stage runs again after its worker was lost
   start_timeout: 1800  # seconds until every role is resident
@@ -49,7 +49,6 @@ def starter(
         "workflow": workflow,
         "device": device,
         "dtype": "float32" if device == "cpu" else "bfloat16",
-        "in_flight": 2 * max(1, len(nodes) - 1) + 1,
     }
     text = _one(fill) if len(nodes) < 2 else _several(nodes, fill)
     parse_config(yaml.safe_load(text), origin="config init")

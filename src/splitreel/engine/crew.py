@@ -32,7 +32,7 @@ class Pool:
 
     def __init__(self, kinds: frozenset[Kind]) -> None:
         self.kinds = kinds
-        self.room = 0  # one for each worker up, one more for each idle one, less the requests encoding or encoded
+        self.room = 0  # the look-ahead of each worker up, one more for each idle one, less those encoding or encoded
 
 
 class Worker:
@@ -59,7 +59,9 @@ class Worker:
 class Crew:
     """Workers by kind. Looking up who can serve costs O(kinds), never O(workers)."""
 
-    def __init__(self) -> None:
+    def __init__(self, look_ahead: int) -> None:
+        """`look_ahead`: requests that may be encoding or encoded for each denoise worker that is busy."""
+        self._each = look_ahead
         self.workers: dict[str, Worker] = {}
         self._kinds: dict[tuple[frozenset[Stage], frozenset[str]], Kind] = {}
         self._serving: dict[Stage, dict[str, tuple[Kind, ...]]] = {stage: {} for stage in Stage}
@@ -90,8 +92,8 @@ class Crew:
     def may_look_ahead(self, workflow: str) -> bool:
         """Whether one more request of the workflow may be encoded before a denoise worker is free for it.
 
-        The requests that look ahead to the same denoise workers must be fewer than these workers have room for: one
-        each, and one more for each idle one. A pool inside a larger pool must leave room in both.
+        The requests that look ahead to the same denoise workers must be fewer than these workers have room for: the
+        look-ahead of each, and one more for each idle one. A pool inside a larger pool must leave room in both.
         """
         for pool in self._pools[workflow]:  # noqa: SIM110
             if pool.room <= 0:
@@ -123,7 +125,7 @@ class Crew:
         worker.kind.up += 1
         worker.kind.idle.append(worker)
         for pool in worker.kind.pools:
-            pool.room += 2
+            pool.room += self._each + 1
 
     def go_down(self, worker: Worker) -> Ticket | None:
         """Take it out of service, and return what it ran."""
@@ -134,7 +136,7 @@ class Crew:
             if ticket is None:
                 worker.kind.idle.remove(worker)
             for pool in worker.kind.pools:
-                pool.room -= 1 if ticket else 2
+                pool.room -= self._each if ticket else self._each + 1
         worker.running = None
         return ticket
 
@@ -183,7 +185,7 @@ class Crew:
         for kind in self._kinds.values():
             kind.pools = tuple(pool for pool in pools if kind in pool.kinds)
         for pool in pools:
-            pool.room = sum(kind.up + len(kind.idle) for kind in pool.kinds)
+            pool.room = sum(self._each * kind.up + len(kind.idle) for kind in pool.kinds)
         for workflow, reaching in self._pools.items():
             for pool in reaching:
                 pool.room -= self._ahead.get(workflow, 0)

@@ -3,7 +3,7 @@
 - Requests go by priority, then by arrival; one that was overtaken `patience` times goes before all others.
 - A worker that holds several stages decodes before it denoises before it encodes.
 - At most `max_in_flight` requests are between the start of encode and the end of decode; at most `max_waiting` wait.
-- One encode of look-ahead per denoise worker (`Crew.may_look_ahead`).
+- So many encodes of look-ahead per busy denoise worker, and one more for an idle one (`Crew.may_look_ahead`).
 - A payload is kept until the next stage's result is there, so a lost worker costs the stage that it ran and no other.
 - A stage runs at most `1 + retries` times for one request.
 - A request that no worker can ever serve fails at once; whatever is admitted ends in exactly one of Deliver, Fail and
@@ -52,22 +52,25 @@ FROM = {stage: tuple(Stage)[index:] for index, stage in enumerate(Stage)}
 class Limits:
     """The bounds that the scheduler keeps.
 
-    `max_in_flight`: requests whose encode has started and whose decode has not finished; below 2 per denoise worker
-    and 1 more, it is this bound, and not look-ahead, that leaves workers idle.
+    `max_in_flight`: requests whose encode has started and whose decode has not finished; below
+    `look_ahead` + 1 per denoise worker and 1 more, it is this bound, and not look-ahead, that leaves workers idle.
     `max_waiting`: requests admitted and not started; 0 admits only what can start at once.
     `retries`: how often a stage of one request may run again after a worker or payload was lost.
     `patience`: how often a request lets later ones of higher priority pass; 0 makes priority count for nothing. It
     holds for each request: a whole queue that has run out of patience goes before a later request of high priority.
-    Raises ValueError for a bound below 0, or `max_in_flight` below 1.
+    `look_ahead`: requests that may be encoding or encoded for each denoise worker while it is busy.
+    Raises ValueError for a bound below 0, or `max_in_flight` or `look_ahead` below 1.
     """
 
     max_in_flight: int = 3
     max_waiting: int = 1000
     retries: int = 1
     patience: int = 32
+    look_ahead: int = 1
 
     def __post_init__(self) -> None:
-        for name, least in (("max_in_flight", 1), ("max_waiting", 0), ("retries", 0), ("patience", 0)):
+        leasts = {"max_in_flight": 1, "max_waiting": 0, "retries": 0, "patience": 0, "look_ahead": 1}
+        for name, least in leasts.items():
             value = getattr(self, name)
             if value < least:
                 raise ValueError(f"limits.{name}: expected {least} or more, found {value}.")
@@ -78,7 +81,7 @@ class Scheduler:
 
     def __init__(self, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
-        self._crew = Crew()
+        self._crew = Crew(self.limits.look_ahead)
         self._tickets: dict[str, Ticket] = {}
         self._queue = Lines(self.limits.patience)  # not started
         self._lines = {stage: Lines(self.limits.patience) for stage in LATER_FIRST}  # started, waiting for the stage

@@ -9,6 +9,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from splitreel.config import EngineConfig
 from splitreel.engine.events import Deliver, Event, Refuse, RunStage, StageDone, Submitted, WorkerUp
 from splitreel.engine.scheduler import Limits, Scheduler
 from splitreel.request import Stage
@@ -114,7 +115,9 @@ class _Run:
         self.busy: dict[str, float] = {}
         for index, group in enumerate(groups):
             dits = sum(Stage.DENOISE in hand.seconds for hand in group)
-            scheduler = Scheduler(limits or Limits(max_in_flight=2 * dits + 1, max_waiting=1_000_000))
+            ahead = EngineConfig().look_ahead
+            usual = Limits(max_in_flight=(ahead + 1) * dits + 1, max_waiting=1_000_000, look_ahead=ahead)
+            scheduler = Scheduler(limits or usual)
             for hand in group:
                 scheduler.handle(WorkerUp(hand.name, frozenset(hand.seconds), frozenset({WORKFLOW})))
                 self.busy[hand.name] = 0.0
