@@ -16,12 +16,12 @@ def config(role: str = "dit", **attention: Any) -> Config:
     return parse_config({"model": {"path": "tiny"}, "roles": roles})
 
 
-def test_the_default_is_native_everywhere() -> None:
-    assert config().role_spec("dit").attention == AttentionSpec("native", "native", "native", hub_kernels=False)
+def test_nothing_is_asked_for_by_default() -> None:
+    assert config().role_spec("dit").attention == AttentionSpec(None, None, None, hub_kernels=False)
 
 
 def test_the_refiner_follows_the_blocks_unless_it_has_its_own() -> None:
-    assert config(backend="flash_3").role_spec("dit").attention == AttentionSpec("flash_3", "flash_3", "native")
+    assert config(backend="flash_3").role_spec("dit").attention == AttentionSpec("flash_3", "flash_3")
     assert config(backend="flash_3", refiner="native").role_spec("dit").attention == AttentionSpec("flash_3", "native")
     decoder = config("encoder_decoder", vae="native_math")
     assert decoder.role_spec("encoder_decoder").attention == AttentionSpec(vae="native_math")

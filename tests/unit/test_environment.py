@@ -17,6 +17,12 @@ def test_explicit_before_forwarded_and_nothing_else(monkeypatch: pytest.MonkeyPa
     assert "UNRELATED" not in found
 
 
+def test_null_keeps_the_drivers_value_from_a_role(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DIFFUSERS_ATTN_BACKEND", "flash")
+    assert worker_environment({})["DIFFUSERS_ATTN_BACKEND"] == "flash"
+    assert "DIFFUSERS_ATTN_BACKEND" not in worker_environment({"DIFFUSERS_ATTN_BACKEND": None})
+
+
 def test_secrets_are_masked_and_kept_from_ray() -> None:
     secret = {"HF_TOKEN": "a", "AWS_SECRET_ACCESS_KEY": "b", "APIKEY": "c", "db_password": "d"}
     plain = {"TOKENIZERS_PARALLELISM": "false", "HF_TOKEN_PATH": "/t", "CUDA_VISIBLE_DEVICES": "0"}

@@ -1,6 +1,7 @@
 """The environment of a worker's process, built here and nowhere else.
 
-Explicit value in the config > the driver's environment (allow-list only) > the worker's own. It is handed to Ray as the
+Explicit value in the config > the driver's environment (allow-list only) > the worker's own. A variable that the config
+sets to null is not forwarded to that role. It is handed to Ray as the
 actor's runtime environment, so it is in place before the process imports anything; secrets alone go another way.
 """
 
@@ -9,21 +10,26 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-# What is forwarded from the driver when set there. HF_TOKEN: a gated repository must open on every node.
+# What is forwarded from the driver when set there. HF_TOKEN: a gated repository must open on every node. diffusers' own
+# settings: without Ray they would hold in the driver's process, so they hold in its workers.
 FORWARDED = (
     "HF_TOKEN",
     "HF_HUB_OFFLINE",
     "HF_ENDPOINT",
     "SPLITREEL_CACHE",
     "PYTORCH_CUDA_ALLOC_CONF",
+    "DIFFUSERS_ATTN_BACKEND",
+    "DIFFUSERS_ATTN_CHECKS",
+    "DIFFUSERS_TRUST_REMOTE_KERNELS",
 )
 SECRET_WORDS = ("TOKEN", "SECRET", "PASSWORD", "KEY")
 
 
-def worker_environment(explicit: Mapping[str, str]) -> dict[str, str]:
+def worker_environment(explicit: Mapping[str, str | None]) -> dict[str, str]:
     """The variables to set in a worker, on top of its node's own."""
     forwarded = {name: os.environ[name] for name in FORWARDED if name in os.environ}
-    return {**forwarded, **explicit}
+    merged: dict[str, str | None] = {**forwarded, **explicit}
+    return {name: value for name, value in merged.items() if value is not None}
 
 
 def is_secret(name: str) -> bool:

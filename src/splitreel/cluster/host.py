@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import sys
 import threading
 import time
 import traceback
@@ -276,6 +277,8 @@ class WorkerHost:
             geometry=self._role.geometry.fingerprint,
             versions=versions(),
             environment=self._environment,
+            attention=self._role.attention.in_force(),
+            python=sys.executable,
         )
 
     def close(self) -> None:

@@ -39,7 +39,9 @@ OnLost = Callable[["Member", WorkerLost], None]
 class Member:
     """A worker that is started, watched, asked to run stages, and ended. It reports its own loss once per life."""
 
-    def __init__(self, model: ModelDefinition, spec: RoleSpec, wish: Wish, env: dict[str, str], settings: EngineConfig):
+    def __init__(
+        self, model: ModelDefinition, spec: RoleSpec, wish: Wish, env: dict[str, str | None], settings: EngineConfig
+    ):
         self.name = wish.worker
         self.spec = spec
         self.wish = wish

@@ -226,7 +226,7 @@ def _members(model: ModelDefinition, config: Config) -> list[Member]:
             name = role if len(settings.placements) == 1 else f"{role}.{index}"
             where = f"roles.{role}.node" if settings.nodes is None else f"roles.{role}.nodes[{index}]"
             wish = Wish(name, where, node, settings.gpus)
-            members.append(Member(model, config.role_spec(role), wish, dict(settings.env), config.engine))
+            members.append(Member(model, config.role_spec(role), wish, settings.env, config.engine))
     return members
 
 

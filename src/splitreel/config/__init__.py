@@ -4,7 +4,7 @@ worker gets).
 Knows YAML and pydantic; must not know Ray, torch or the model.
 """
 
-from splitreel.config.attention import ATTENTION_BACKENDS, AttentionConfig
+from splitreel.config.attention import ATTENTION_BACKENDS, AttentionConfig, known_backend
 from splitreel.config.memory import MemoryConfig
 from splitreel.config.reading import apply_override, load_config, parse_config
 from splitreel.config.schema import (
@@ -35,6 +35,7 @@ __all__ = [
     "RoleSpec",
     "TraceConfig",
     "apply_override",
+    "known_backend",
     "load_config",
     "parse_config",
 ]

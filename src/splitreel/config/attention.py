@@ -45,7 +45,8 @@ ATTENTION_BACKENDS = (
 _ALIASES = {"flash_4": "flash_4_hub"}
 
 
-def _known_backend(value: Any) -> Any:
+def known_backend(value: Any) -> Any:
+    """The name as it stands in `ATTENTION_BACKENDS`, or `auto`, or None as given. Raises ValueError with near names."""
     names = ("auto", *ATTENTION_BACKENDS, *_ALIASES)
     if value is None:
         return value
@@ -59,21 +60,23 @@ def _known_backend(value: Any) -> Any:
     raise ValueError(f"expected an attention backend, found {value!r}. {hint}")
 
 
-BackendName = Annotated[str, BeforeValidator(_known_backend)]
+BackendName = Annotated[str, BeforeValidator(known_backend)]
 
 
 class AttentionConfig(Section):
     """Attention of a role's components. Whatever is asked for by name runs, or the role does not start."""
 
-    backend: BackendName = Field(
-        default="native",
+    backend: BackendName | None = Field(
+        default=None,
         description="The transformer's blocks: native (torch), auto (the fastest that runs there), or a name such as "
-        "flash_3, flash_4, sage, flex.",
+        "flash_3, flash_4, sage, flex. Default: the worker's DIFFUSERS_ATTN_BACKEND, else native.",
     )
     refiner: BackendName | None = Field(
         default=None, description="The transformer's text refiner. Default: as backend."
     )
-    vae: BackendName = Field(default="native", description="The video VAE's decoder, likewise.")
+    vae: BackendName | None = Field(
+        default=None, description="The video VAE's decoder. Default: DIFFUSERS_ATTN_BACKEND, else native."
+    )
     hub_kernels: bool = Field(
         default=False, description="Let *_hub backends fetch their kernel from the Hugging Face hub and run it."
     )

@@ -116,7 +116,10 @@ class RoleConfig(Section):
     model_path: str | None = Field(default=None, description="Where this role's node keeps the model, if elsewhere.")
     attention: AttentionConfig = Field(default=AttentionConfig(), description="Attention backends.")
     memory: MemoryConfig = Field(default=MemoryConfig(), description="What stays in memory.")
-    env: dict[str, str] = Field(default_factory=dict, description="Environment variables of the worker.")
+    env: dict[str, str | None] = Field(
+        default_factory=dict,
+        description="Environment variables of the worker; null: the driver's value is not forwarded.",
+    )
 
     @field_validator("stages", mode="before")
     @classmethod
@@ -232,10 +235,10 @@ class Config(Section):
         attention = role.attention
         for part, backend, stage in (
             ("backend", attention.backend, Stage.DENOISE),
-            ("refiner", attention.refiner or "native", Stage.DENOISE),
+            ("refiner", attention.refiner, Stage.DENOISE),
             ("vae", attention.vae, Stage.DECODE),
         ):
-            if backend not in ("native", "auto") and stage not in stages:
+            if backend not in (None, "native", "auto") and stage not in stages:
                 raise ValueError(
                     f"roles.{name}.attention.{part}: expected on a role that holds {stage}, found {backend} on one that "
                     f"holds {', '.join(stages)}"

@@ -10,11 +10,11 @@ from splitreel.request import Stage
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """The attention backend asked for of each part: `native`, `auto`, or another of `ATTENTION_BACKENDS`."""
+    """The attention backend asked for of each part: `auto` or one of `ATTENTION_BACKENDS`, None for the default."""
 
-    transformer: str = "native"
-    refiner: str = "native"
-    vae: str = "native"
+    transformer: str | None = None
+    refiner: str | None = None
+    vae: str | None = None
     hub_kernels: bool = False
 
 

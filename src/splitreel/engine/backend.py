@@ -26,7 +26,10 @@ class WorkerInfo:
 
 @dataclass(frozen=True)
 class WorkerHealth:
-    """What a worker says of itself. `state`: `loading`, `ready`, `lost`. `components`: resident bytes of each."""
+    """What a worker says of itself. `state`: `loading`, `ready`, `lost`. `components`: resident bytes of each.
+
+    `attention`: the backend in force in each part, such as `{"transformer": "flash_3", "transformer.refiner": "native"}`.
+    """
 
     worker: str
     role: str
@@ -43,6 +46,8 @@ class WorkerHealth:
     geometry: str = ""
     versions: dict[str, str] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
+    attention: dict[str, str] = field(default_factory=dict)
+    python: str = ""
 
 
 @dataclass(frozen=True)

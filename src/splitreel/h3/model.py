@@ -9,6 +9,7 @@ from typing import Any
 from splitreel.config import RoleSpec
 from splitreel.errors import CheckpointError
 from splitreel.h3 import cut
+from splitreel.h3.attention import attention_parts
 from splitreel.h3.decoding import DecodeProgram
 from splitreel.h3.geometry import Geometry, read_geometry
 from splitreel.h3.payloads import SCHEMA, payload_spec
@@ -17,7 +18,7 @@ from splitreel.h3.recipes import recipe_for
 from splitreel.h3.tiny import cached_tiny
 from splitreel.request import Stage
 from splitreel.roles.checkpoint import Checkpoint, ComponentFiles
-from splitreel.roles.definition import StageProgram
+from splitreel.roles.definition import AttentionPart, StageProgram
 from splitreel.roles.loading import Recipe
 from splitreel.wire import PayloadSpec
 
@@ -44,6 +45,12 @@ class MiniMaxH3:
     def components(self, workflows: Sequence[str], stages: Sequence[Stage]) -> tuple[ComponentFiles, ...]:
         """The components that these stages need, small ones first."""
         return cut.component_files(tuple(workflows), tuple(stages))
+
+    def attention_parts(
+        self, checkpoint: Checkpoint, workflows: Sequence[str], stages: Sequence[Stage]
+    ) -> tuple[AttentionPart, ...]:
+        """The transformer's blocks and text refiner, and the video VAE's decoder, as far as these stages run them."""
+        return attention_parts(checkpoint, workflows, stages)
 
     def component_class(self, name: str) -> type:
         """The class that diffusers' blocks declare for a component."""

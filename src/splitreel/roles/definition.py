@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from splitreel.config import RoleSpec
@@ -24,6 +25,20 @@ class GeometryFacts(Protocol):
     def to_dict(self) -> dict[str, Any]:
         """The facts as plain data, to show where two checkpoints differ."""
         ...
+
+
+@dataclass(frozen=True)
+class AttentionPart:
+    """Attention layers that one setting chooses the backend of.
+
+    `name` is shown to people; `setting` is the field of `AttentionSpec`; the layers lie under `path` in `component`.
+    """
+
+    name: str
+    setting: str
+    component: str
+    path: str
+    head_size: int
 
 
 class StageProgram(Protocol):
@@ -62,6 +77,12 @@ class ModelDefinition(Protocol):
 
     def read_geometry(self, checkpoint: Checkpoint, workflows: Sequence[str]) -> GeometryFacts:
         """Read the facts from the components' configurations. Raises CheckpointError."""
+        ...
+
+    def attention_parts(
+        self, checkpoint: Checkpoint, workflows: Sequence[str], stages: Sequence[Stage]
+    ) -> tuple[AttentionPart, ...]:
+        """Which layers of these stages each attention setting is for. Reads configurations only."""
         ...
 
     def component_class(self, name: str) -> type:

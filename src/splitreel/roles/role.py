@@ -14,6 +14,7 @@ from splitreel.errors import MissingComponent, SplitreelError
 from splitreel.observe.logs import get_logger
 from splitreel.observe.spans import Place, SpanRecorder
 from splitreel.request import Stage
+from splitreel.roles.attention import Attention
 from splitreel.roles.checkpoint import Checkpoint, open_checkpoint
 from splitreel.roles.control import StageControl
 from splitreel.roles.definition import GeometryFacts, ModelDefinition, StageProgram
@@ -32,6 +33,8 @@ class Role:
         self.model = model
         self.spec = spec
         self.resident: dict[str, int] = {}
+        self.components: dict[str, Any] = {}
+        self.attention = Attention(spec)
         self._checkpoint: Checkpoint | None = None
         self._geometry: GeometryFacts | None = None
         self._programs: dict[tuple[str, Stage], StageProgram] = {}
@@ -45,9 +48,9 @@ class Role:
         return self._geometry
 
     def prepare(self) -> GeometryFacts:
-        """Find the files, check that they are whole, read the geometry. Seconds; loads no weight.
+        """Find the files, check that they are whole, read the geometry, try the attention backends. Loads no weight.
 
-        Raises CheckpointError naming component and file.
+        Raises CheckpointError naming component and file, or WorkerNotReady for a backend that does not run here.
         """
         needs = self.model.components(self.spec.workflows, self.spec.stages)
         checkpoint = open_checkpoint(
@@ -59,6 +62,7 @@ class Role:
         self._geometry = self.model.read_geometry(checkpoint, self.spec.workflows)
         self._checkpoint = checkpoint
         _check_device(self.spec.device)
+        self.attention.choose(self.model.attention_parts(checkpoint, self.spec.workflows, self.spec.stages))
         return self._geometry
 
     def memory_needed(self) -> dict[str, int]:
@@ -101,11 +105,12 @@ class Role:
         if checkpoint is None:
             raise RuntimeError("prepare() has not run")
         names = [need.name for need in self.model.components(self.spec.workflows, self.spec.stages)]
-        components: dict[str, Any] = {}
+        components = self.components
         for index, name in enumerate(names):
             began = time.monotonic()
             with (spans or SpanRecorder(Place("", self.spec.role, ""))).span(f"load.{name}") as attributes:
                 components[name] = self._load_component(name, checkpoint)
+                self.attention.apply(name, components[name])
                 self.resident[name] = attributes["bytes"] = _resident_bytes(components[name])
             seconds = time.monotonic() - began
             logger.info("loaded %s: %d bytes in %.2f s", name, self.resident[name], seconds)
@@ -183,7 +188,9 @@ class Role:
         """Forget the components and give device memory back."""
         self._programs.clear()
         self._results.clear()
+        self.components.clear()
         self.resident.clear()
+        self.attention.clear()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
