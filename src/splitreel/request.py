@@ -219,7 +219,8 @@ def check_plain_fields(request: GenerateRequest) -> None:
 class Effective:
     """What a request really makes, after the model's rules were applied.
 
-    `num_frames` at `fps`; the canvas `height` x `width` in pixels; `steps` sigma points and `transformer_calls`.
+    `num_frames` at `fps`; the canvas `height` x `width` in pixels; `steps` sigma points and `transformer_calls`,
+    of which `cached_steps` reused earlier work.
     `warnings`: what was changed or may surprise (a rounded frame count, a stretched keyframe).
     """
 
@@ -232,6 +233,7 @@ class Effective:
     transformer_calls: int
     seed: int
     sample_rate: int
+    cached_steps: int = 0
     warnings: tuple[str, ...] = ()
 
     @property

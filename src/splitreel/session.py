@@ -372,7 +372,7 @@ def film_result(request_id: str, effective: Effective, film: Film) -> GenerateRe
     calls = int(payload.header.values["transformer_calls"])
     return GenerateResult(
         request_id=request_id,
-        effective=replace(effective, transformer_calls=calls),
+        effective=replace(effective, transformer_calls=calls, cached_steps=int(payload.header.values["cached_steps"])),
         timings=timings_of(film.spans),
         seconds=film.seconds,
         **film_contents(payload),

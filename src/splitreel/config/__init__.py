@@ -1,5 +1,5 @@
-"""The config file: `schema`, `attention` and `memory` (its settings), `reading` (files, overrides, errors), `slices` (what each
-worker gets).
+"""The config file: `schema`, `attention`, `memory` and `speed` (its settings), `reading` (files, overrides, errors), `slices`
+(what each worker gets).
 
 Knows YAML and pydantic; must not know Ray, torch or the model.
 """
@@ -17,7 +17,8 @@ from splitreel.config.schema import (
     RoleConfig,
     TraceConfig,
 )
-from splitreel.config.slices import AttentionSpec, MemorySpec, RoleSpec
+from splitreel.config.slices import AttentionSpec, CacheSpec, MemorySpec, RoleSpec
+from splitreel.config.speed import CacheConfig, CompileConfig
 
 __all__ = [
     "ATTENTION_BACKENDS",
@@ -25,7 +26,10 @@ __all__ = [
     "STAGES_OF_ROLE",
     "AttentionConfig",
     "AttentionSpec",
+    "CacheConfig",
+    "CacheSpec",
     "ClusterConfig",
+    "CompileConfig",
     "Config",
     "EngineConfig",
     "MemoryConfig",

@@ -12,6 +12,7 @@ from splitreel.config.attention import AttentionConfig
 from splitreel.config.memory import MemoryConfig
 from splitreel.config.section import Section
 from splitreel.config.slices import RoleSpec
+from splitreel.config.speed import CacheConfig, CompileConfig
 from splitreel.request import Stage
 
 DTYPES = ("bfloat16", "float32", "float16")
@@ -116,6 +117,8 @@ class RoleConfig(Section):
     model_path: str | None = Field(default=None, description="Where this role's node keeps the model, if elsewhere.")
     attention: AttentionConfig = Field(default=AttentionConfig(), description="Attention backends.")
     memory: MemoryConfig = Field(default=MemoryConfig(), description="What stays in memory.")
+    cache: CacheConfig | None = Field(default=None, description="Steps that reuse earlier work. Changes the film.")
+    compile: CompileConfig = Field(default=CompileConfig(), description="torch.compile. Changes last bits.")
     env: dict[str, str | None] = Field(
         default_factory=dict,
         description="Environment variables of the worker; null: the driver's value is not forwarded.",
@@ -211,7 +214,7 @@ class Config(Section):
                 raise ValueError(f"roles.{name}: expected node or nodes, found both")
             if role.nodes is not None and not role.nodes:
                 raise ValueError(f"roles.{name}.nodes: expected at least one node, found an empty list")
-            self._attention_has_its_stage(name, role, stages)
+            self._parts_are_there(name, role, stages)
             extra = set(role.workflows or ()) - set(self.model.workflows)
             if extra:
                 raise ValueError(
@@ -230,17 +233,22 @@ class Config(Section):
         return self
 
     @staticmethod
-    def _attention_has_its_stage(name: str, role: RoleConfig, stages: tuple[Stage, ...]) -> None:
-        """A backend asked for in a role that has nothing to use it for is a mistake, not something to ignore."""
+    def _parts_are_there(name: str, role: RoleConfig, stages: tuple[Stage, ...]) -> None:
+        """What is asked for of a part that the role does not have is a mistake, not something to ignore."""
+        plain = (None, "native", "auto")
         attention = role.attention
-        for part, backend, stage in (
-            ("backend", attention.backend, Stage.DENOISE),
-            ("refiner", attention.refiner, Stage.DENOISE),
-            ("vae", attention.vae, Stage.DECODE),
+        for setting, found, asked, stage in (
+            ("attention.backend", attention.backend, attention.backend not in plain, Stage.DENOISE),
+            ("attention.refiner", attention.refiner, attention.refiner not in plain, Stage.DENOISE),
+            ("attention.vae", attention.vae, attention.vae not in plain, Stage.DECODE),
+            ("cache", role.cache and role.cache.kind, role.cache is not None, Stage.DENOISE),
+            ("compile.transformer", True, role.compile.transformer, Stage.DENOISE),
+            ("compile.text_encoder", True, role.compile.text_encoder, Stage.ENCODE),
+            ("compile.vae", True, role.compile.vae, Stage.DECODE),
         ):
-            if backend not in (None, "native", "auto") and stage not in stages:
+            if asked and stage not in stages:
                 raise ValueError(
-                    f"roles.{name}.attention.{part}: expected on a role that holds {stage}, found {backend} on one that "
+                    f"roles.{name}.{setting}: expected on a role that holds {stage}, found {found} on one that "
                     f"holds {', '.join(stages)}"
                 )
 
@@ -280,6 +288,8 @@ class Config(Section):
             prompt_cache_bytes=settings.prompt_cache_bytes,
             attention=settings.attention.spec(),
             memory=settings.memory.spec(),
+            cache=settings.cache.spec() if settings.cache is not None else None,
+            compile=settings.compile.components(),
             trace_record=self.trace.record,
             trace_sync=self.trace.sync,
             trace_nvtx=self.trace.nvtx,

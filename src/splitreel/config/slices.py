@@ -26,6 +26,17 @@ class MemorySpec:
 
 
 @dataclass(frozen=True)
+class CacheSpec:
+    """A step cache; which of the numbers count depends on `kind` (see `CacheConfig`)."""
+
+    kind: str
+    threshold: float = 0.05
+    interval: int = 5
+    start: int = 3
+    order: int = 1
+
+
+@dataclass(frozen=True)
 class RoleSpec:
     """What one worker is told, and all it is told. Picked field by field, so that nothing else can leak into it."""
 
@@ -40,6 +51,8 @@ class RoleSpec:
     prompt_cache_bytes: int = 0
     attention: AttentionSpec = AttentionSpec()
     memory: MemorySpec = MemorySpec()
+    cache: CacheSpec | None = None
+    compile: tuple[str, ...] = ()
     trace_record: bool = True
     trace_sync: bool = False
     trace_nvtx: bool = False

@@ -57,6 +57,7 @@ class DecodeProgram:
                 values={
                     **carried(values),
                     "transformer_calls": values["transformer_calls"],
+                    "cached_steps": values.get("cached_steps", 0),
                     "fps": FPS,
                     "sample_rate": sample_rate,
                 },

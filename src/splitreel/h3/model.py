@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
-from splitreel.config import RoleSpec
+from splitreel.config import CacheSpec, RoleSpec
 from splitreel.errors import CheckpointError
 from splitreel.h3 import cut
 from splitreel.h3.attention import attention_parts
@@ -16,10 +16,12 @@ from splitreel.h3.payloads import SCHEMA, payload_spec
 from splitreel.h3.programs import DenoiseProgram, EncodeProgram, Watches, build_pipeline
 from splitreel.h3.recipes import recipe_for
 from splitreel.h3.tiny import cached_tiny
+from splitreel.h3.warmup import warm_up
 from splitreel.request import Stage
 from splitreel.roles.checkpoint import Checkpoint, ComponentFiles
 from splitreel.roles.definition import AttentionPart, StageProgram
 from splitreel.roles.loading import Recipe
+from splitreel.roles.step_cache import enable_cache
 from splitreel.wire import PayloadSpec
 
 
@@ -51,6 +53,25 @@ class MiniMaxH3:
     ) -> tuple[AttentionPart, ...]:
         """The transformer's blocks and text refiner, and the video VAE's decoder, as far as these stages run them."""
         return attention_parts(checkpoint, workflows, stages)
+
+    def repeated_blocks(self, name: str, component: Any) -> list[Any]:
+        """The transformer's blocks and refiner, the text encoder's decoder layers, the VAE decoder's blocks."""
+        if name.startswith("transformer"):
+            return [*component.transformer_blocks, *component.token_refiner.refiner_blocks]
+        if name == "text_encoder":
+            return list(component.model.language_model.layers)
+        return list(component.decoder.transformer_blocks)
+
+    def warm_up(self, name: str, component: Any) -> None:
+        """One small pass."""
+        warm_up(name, component)
+
+    def enable_cache(self, name: str, component: Any, cache: CacheSpec) -> bool:
+        """Hook a step cache into a transformer."""
+        if not name.startswith("transformer"):
+            return False
+        enable_cache(component, cache, "transformer_blocks")
+        return True
 
     def component_class(self, name: str) -> type:
         """The class that diffusers' blocks declare for a component."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from splitreel.h3.watch import ModuleWatch
 from splitreel.request import Stage
 from splitreel.roles.checkpoint import Checkpoint
 from splitreel.roles.control import StageControl
+from splitreel.roles.step_cache import StepCache
 from splitreel.wire import Header, Payload
 
 # diffusers logs "Error in block" and the traceback of whatever leaves its blocks, a cancel included; what is an error is
@@ -68,6 +69,8 @@ class DenoiseProgram:
         self._workflow = workflow
         self._pipeline = pipeline
         self._report = report
+        self._cache = StepCache(pipeline.transformer_ref if workflow == "ref2va" else pipeline.transformer)
+        report.on_step = self._cache.step_done
 
     def __call__(self, payload: Payload, control: StageControl) -> Payload:
         values = payload.header.values
@@ -84,10 +87,15 @@ class DenoiseProgram:
         if self._workflow == "ref2va":
             inputs["normalized_references"] = [ReferenceShape(**item) for item in values["references"]]
         control.step("step", 0, values["steps"] - 1)
-        with self._report.reporting(control):
+        with self._cache.request(), self._report.reporting(control):
             state = self._pipeline(**inputs)
         tensors = {"latents": state.get("latents"), "audio_latents": state.get("audio_latents")}
-        return _onward(payload, Stage.DECODE, tensors, {"transformer_calls": self._report.calls})
+        return _onward(
+            payload,
+            Stage.DECODE,
+            tensors,
+            {"transformer_calls": self._report.calls, "cached_steps": self._cache.saved},
+        )
 
 
 class ReferenceShape:
@@ -107,6 +115,7 @@ class StepReport(ModularPipelineBlocks):  # type: ignore[misc]
         super().__init__()
         self._control: StageControl | None = None
         self.calls = 0
+        self.on_step: Callable[[], bool] = lambda: False
 
     @property
     def description(self) -> str:
@@ -135,6 +144,7 @@ class StepReport(ModularPipelineBlocks):  # type: ignore[misc]
 
     def __call__(self, components: Any, block_state: BlockState, i: int, t: torch.Tensor) -> tuple[Any, BlockState]:
         self.calls = i + 1
+        self.on_step()
         if self._control is not None:
             self._control.end_part()
             self._control.step("step", i + 1, len(block_state.timesteps))

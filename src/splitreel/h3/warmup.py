@@ -29,22 +29,22 @@ def warm_up(name: str, component: Any) -> None:
             component.decoder(torch.zeros(shape, device=parameter.device, dtype=torch.float32))
 
 
-def transformer_inputs(transformer: Any, *, seed: int = 0) -> dict[str, torch.Tensor]:
-    """A packed sequence of 8 text, 4 sound and 32 video rows at two noise levels; random values, the same for one seed."""
+def transformer_inputs(transformer: Any, *, text_rows: int = _TEXT_ROWS, seed: int = 0) -> dict[str, torch.Tensor]:
+    """A packed sequence of 8 text, 4 sound and 32 video rows at two noise levels; the same random values for one seed."""
     config, device = transformer.config, next(transformer.parameters()).device
     generator = torch.Generator().manual_seed(seed)
     frames, height, width = _VIDEO_GRID
     video = frames * height * width
-    rows = _TEXT_ROWS + _AUDIO_ROWS + video
+    rows = text_rows + _AUDIO_ROWS + video
     patch_t, patch_h, patch_w = config.patch_size
     sizes = {
         "hidden_states": (1, video, config.in_channels * patch_t * patch_h * patch_w),
         "audio_hidden_states": (1, _AUDIO_ROWS, config.audio_in_channels),
-        "encoder_hidden_states": (1, _TEXT_ROWS, config.text_dim),
+        "encoder_hidden_states": (1, text_rows, config.text_dim),
     }
     tensors = {name: torch.randn(size, generator=generator) for name, size in sizes.items()}
     index = torch.arange(rows)
-    is_video, is_text = index >= _TEXT_ROWS + _AUDIO_ROWS, index < _TEXT_ROWS
+    is_video, is_text = index >= text_rows + _AUDIO_ROWS, index < text_rows
     positions = torch.zeros((rows, 3))
     positions[:, 0] = index
     positions[is_video] = torch.cartesian_prod(*(torch.arange(float(size)) for size in _VIDEO_GRID))

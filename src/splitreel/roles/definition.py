@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from splitreel.config import RoleSpec
+from splitreel.config import CacheSpec, RoleSpec
 from splitreel.request import Stage
 from splitreel.roles.checkpoint import Checkpoint, ComponentFiles
 from splitreel.roles.control import StageControl
@@ -83,6 +83,18 @@ class ModelDefinition(Protocol):
         self, checkpoint: Checkpoint, workflows: Sequence[str], stages: Sequence[Stage]
     ) -> tuple[AttentionPart, ...]:
         """Which layers of these stages each attention setting is for. Reads configurations only."""
+        ...
+
+    def repeated_blocks(self, name: str, component: Any) -> list[Any]:
+        """The modules of a loaded component that run one after the other and hold most of its weights."""
+        ...
+
+    def warm_up(self, name: str, component: Any) -> None:
+        """Run a component once on a small made-up input, through all its repeated blocks."""
+        ...
+
+    def enable_cache(self, name: str, component: Any, cache: CacheSpec) -> bool:
+        """Hook a step cache into a loaded component; False when it is none that takes steps."""
         ...
 
     def component_class(self, name: str) -> type:

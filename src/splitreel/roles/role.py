@@ -16,6 +16,7 @@ from splitreel.observe.spans import Place, SpanRecorder
 from splitreel.request import Stage
 from splitreel.roles.attention import Attention
 from splitreel.roles.checkpoint import Checkpoint, open_checkpoint
+from splitreel.roles.compiling import compile_blocks
 from splitreel.roles.control import StageControl
 from splitreel.roles.definition import GeometryFacts, ModelDefinition, StageProgram
 from splitreel.roles.loading import LIBRARIES, load_module
@@ -99,23 +100,33 @@ class Role:
     ) -> None:
         """Load this role's components, and nothing else. Raises MissingComponent with the original cause.
 
-        `report(component, done, total, resident bytes, seconds)` is called after each.
+        `report(component, done, total, resident bytes, seconds)` is called after each, also after each compilation, as
+        `compile.COMPONENT`. Raises WorkerNotReady when one cannot be compiled.
         """
         checkpoint, geometry = self._checkpoint, self.geometry
         if checkpoint is None:
             raise RuntimeError("prepare() has not run")
         names = [need.name for need in self.model.components(self.spec.workflows, self.spec.stages)]
+        work = [*names, *(f"compile.{name}" for name in names if name in self.spec.compile)]
         components = self.components
-        for index, name in enumerate(names):
+        for index, what in enumerate(work):
+            name = what.removeprefix("compile.")
             began = time.monotonic()
-            with (spans or SpanRecorder(Place("", self.spec.role, ""))).span(f"load.{name}") as attributes:
-                components[name] = self._load_component(name, checkpoint)
-                self.attention.apply(name, components[name])
-                self.resident[name] = attributes["bytes"] = _resident_bytes(components[name])
+            with (spans or SpanRecorder(Place("", self.spec.role, ""))).span(f"load.{what}") as attributes:
+                if what == name:
+                    components[name] = self._load_component(name, checkpoint)
+                    self.attention.apply(name, components[name])
+                    self.resident[name] = attributes["bytes"] = _resident_bytes(components[name])
+                else:
+                    attributes["blocks"] = self._compile(name, components[name])
             seconds = time.monotonic() - began
-            logger.info("loaded %s: %d bytes in %.2f s", name, self.resident[name], seconds)
+            logger.info("loaded %s: %d bytes in %.2f s", what, self.resident[name], seconds)
             if report is not None:
-                report(name, index + 1, len(names), self.resident[name], seconds)
+                report(what, index + 1, len(work), self.resident[name], seconds)
+        if self.spec.cache is not None:
+            # After compiling, so that its hooks stay outside of what is compiled.
+            for name in names:
+                self.model.enable_cache(name, components[name], self.spec.cache)
         for workflow in self.spec.workflows:
             for stage in self.spec.stages:
                 self._programs[workflow, stage] = self.model.build_stage(
@@ -145,6 +156,17 @@ class Role:
             ) from error
         return component
 
+    def _compile(self, name: str, component: Any) -> int:
+        self._set_threads()
+        return compile_blocks(
+            name, self.model.repeated_blocks(name, component), lambda: self.model.warm_up(name, component)
+        )
+
+    def _set_threads(self) -> None:
+        if self.spec.threads is not None and torch.get_num_threads() != self.spec.threads:
+            # OpenMP keeps this number per thread, so it is set where the stage runs.
+            torch.set_num_threads(self.spec.threads)
+
     def receive(self, stage: Stage, payload: Payload) -> Payload:
         """Check a payload on arrival and bring its `on_device` fields to the device; the copies are complete.
 
@@ -160,9 +182,7 @@ class Role:
         program = self._programs.get((workflow, stage))
         if program is None:
             raise RuntimeError(f"role {self.spec.role} has no {stage} for {workflow}")
-        if self.spec.threads is not None and torch.get_num_threads() != self.spec.threads:
-            # OpenMP keeps this number per thread, so it is set where the stage runs.
-            torch.set_num_threads(self.spec.threads)
+        self._set_threads()
         control.check()
         with torch.inference_mode():
             result = self._kept_or_made(stage, program, payload, control)

@@ -18,7 +18,8 @@ def film_text(order: Order, result: GenerateResult) -> str:
         f"{order.target}  {_size(order.target.stat().st_size)}",
         f"  {made.num_frames} frames at {made.fps:g} fps = {made.seconds:.3f} s, {made.width} wide, {made.height} high, "
         f"stereo at {made.sample_rate / 1000:g} kHz",
-        f"  {made.workflow}, {made.steps} sigma points, {made.transformer_calls} transformer calls, seed {made.seed}",
+        f"  {made.workflow}, {made.steps} sigma points, {made.transformer_calls} transformer calls"
+        f"{f' ({made.cached_steps} from the cache)' if made.cached_steps else ''}, seed {made.seed}",
         f"  took {duration(result.seconds)} from submission",
         *(f"    {_stage(timing)}" for timing in result.timings),
         *(f"  note: {warning}" for warning in made.warnings),
@@ -43,6 +44,7 @@ def film_json(order: Order, result: GenerateResult) -> str:
             "sample_rate": made.sample_rate,
             "steps": made.steps,
             "transformer_calls": made.transformer_calls,
+            "cached_steps": made.cached_steps,
             "seed": made.seed,
             "warnings": list(made.warnings),
             "took": round(result.seconds, 3),
