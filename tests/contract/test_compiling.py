@@ -55,15 +55,12 @@ def test_the_transformer_compiles_while_loading_and_serves_other_lengths() -> No
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs, "another length compiles nothing again"
 
 
-@pytest.mark.filterwarnings("ignore:dynamo_pgo force disabled:UserWarning")
-def test_a_compiler_that_fails_fails_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiler_that_fails_fails_the_start() -> None:
     from torch._inductor import config
 
-    monkeypatch.setattr(config.cpp, "cxx", (None, "no-such-compiler"))
-    monkeypatch.setattr(config, "force_disable_caches", True)
-    with pytest.raises(
-        WorkerNotReady, match=r"compile\.transformer: expected torch .* to compile \d+ blocks, found"
-    ) as caught:
+    words = r"compile\.transformer: expected torch .* to compile \d+ blocks, found"
+    no_compiler = {"cpp.cxx": (None, "no-such-compiler"), "fx_graph_cache": False}
+    with config.patch(no_compiler), pytest.raises(WorkerNotReady, match=words) as caught:
         role("dit", "transformer").load()
     assert caught.value.__cause__ is not None
     assert "InvalidCxxCompiler: No working C++ compiler found" in str(caught.value)

@@ -33,9 +33,10 @@ def compile_blocks(name: str, blocks: Iterable[Any], warm_up: Callable[[], None]
         with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
             warm_up()
     except Exception as error:
+        words = str(error).split(_ADVICE)[0].strip()
         raise WorkerNotReady(
             f"compile.{name}: expected torch {torch.__version__} to compile {count} blocks, found "
-            f"{type(error).__name__}: {str(error).split(_ADVICE)[0].strip()} (python {sys.executable}). Install what is missing there (a C++ compiler for "
+            f"{type(error).__name__}: {words} (python {sys.executable}). Install what is missing there (a C++ compiler for "
             f"the CPU, Triton for CUDA) or leave out compile.{name}.",
             error_type=type(error).__name__,
             remote_traceback="".join(traceback.format_exception(error)),
