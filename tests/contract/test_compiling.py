@@ -14,6 +14,7 @@ from splitreel.errors import ConfigError, WorkerNotReady
 from splitreel.h3.model import MiniMaxH3
 from splitreel.h3.warmup import transformer_inputs, warm_up
 from splitreel.observe.spans import Place, SpanRecorder
+from splitreel.roles.compiling import compile_blocks
 from splitreel.roles.role import Role
 
 pytestmark = [
@@ -58,12 +59,13 @@ def test_the_transformer_compiles_while_loading_and_serves_other_lengths() -> No
 def test_a_compiler_that_fails_fails_the_start() -> None:
     from torch._inductor import config
 
-    words = r"compile\.transformer: expected torch .* to compile \d+ blocks, found"
+    block = torch.nn.GELU()
+    words = r"compile\.transformer: expected torch .* to compile 1 blocks, found InductorError: InvalidCxxCompiler: No working"
     no_compiler = {"cpp.cxx": (None, "no-such-compiler"), "fx_graph_cache": False}
-    with config.patch(no_compiler), pytest.raises(WorkerNotReady, match=words) as caught:
-        role("dit", "transformer").load()
+    with config.patch(no_compiler), torch.no_grad(), pytest.raises(WorkerNotReady, match=words) as caught:
+        compile_blocks("transformer", [block], lambda: block(torch.ones(3, 7)))
     assert caught.value.__cause__ is not None
-    assert "InvalidCxxCompiler: No working C++ compiler found" in str(caught.value)
+    assert "Traceback" in caught.value.remote_traceback
 
 
 @pytest.mark.parametrize("component", ["text_encoder", "vae"])
@@ -76,7 +78,10 @@ def test_a_warm_up_passes_through_all_repeated_blocks(component: str) -> None:
     passed: list[Any] = []
     for block in blocks:
         block.register_forward_pre_hook(lambda module, args: passed.append(module))
-    warm_up(component, module)
+    # As where a component is offloaded: its first parameter is not where it computes.
+    module.register_parameter("elsewhere", torch.nn.Parameter(torch.empty(1, device="meta"), requires_grad=False))
+    assert next(module.parameters()).device.type == "meta"
+    warm_up(component, module, "cpu")
     assert passed == blocks
 
 

@@ -62,9 +62,9 @@ class MiniMaxH3:
             return list(component.model.language_model.layers)
         return list(component.decoder.transformer_blocks)
 
-    def warm_up(self, name: str, component: Any) -> None:
+    def warm_up(self, name: str, component: Any, device: str) -> None:
         """One small pass."""
-        warm_up(name, component)
+        warm_up(name, component, device)
 
     def enable_cache(self, name: str, component: Any, cache: CacheSpec) -> bool:
         """Hook a step cache into a transformer."""

@@ -12,26 +12,27 @@ _TEXT_ROWS, _AUDIO_ROWS = 8, 4
 _VAE_TILE = 2
 
 
-def warm_up(name: str, component: Any) -> None:
+def warm_up(name: str, component: Any, device: str) -> None:
     """Run a component once; seconds for the tiny model, one short pass through all weights for the released one.
 
-    `name` is `transformer`, `transformer_ref`, `text_encoder` or `vae`. Nothing is kept of the result.
+    `name` is `transformer`, `transformer_ref`, `text_encoder` or `vae`; `device` is where it computes, which its first
+    parameter need not say. Nothing is kept of the result.
     """
     with torch.inference_mode():
         if name.startswith("transformer"):
-            component(**transformer_inputs(component), return_dict=False)
+            component(**transformer_inputs(component, device), return_dict=False)
         elif name == "text_encoder":
-            device = next(component.parameters()).device
             component.model(input_ids=torch.ones((1, _TEXT_ROWS), dtype=torch.long, device=device), use_cache=False)
         else:
-            parameter = next(component.decoder.parameters())
             shape = (1, component.config.latent_channels, component.tokens_chunk_size, _VAE_TILE, _VAE_TILE)
-            component.decoder(torch.zeros(shape, device=parameter.device, dtype=torch.float32))
+            component.decoder(torch.zeros(shape, device=device, dtype=torch.float32))
 
 
-def transformer_inputs(transformer: Any, *, text_rows: int = _TEXT_ROWS, seed: int = 0) -> dict[str, torch.Tensor]:
+def transformer_inputs(
+    transformer: Any, device: str = "cpu", *, text_rows: int = _TEXT_ROWS, seed: int = 0
+) -> dict[str, torch.Tensor]:
     """A packed sequence of 8 text, 4 sound and 32 video rows at two noise levels; the same random values for one seed."""
-    config, device = transformer.config, next(transformer.parameters()).device
+    config = transformer.config
     generator = torch.Generator().manual_seed(seed)
     frames, height, width = _VIDEO_GRID
     video = frames * height * width

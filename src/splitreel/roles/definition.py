@@ -89,8 +89,8 @@ class ModelDefinition(Protocol):
         """The modules of a loaded component that run one after the other and hold most of its weights."""
         ...
 
-    def warm_up(self, name: str, component: Any) -> None:
-        """Run a component once on a small made-up input, through all its repeated blocks."""
+    def warm_up(self, name: str, component: Any, device: str) -> None:
+        """Run a component on `device`, once, on a small made-up input, through all its repeated blocks."""
         ...
 
     def enable_cache(self, name: str, component: Any, cache: CacheSpec) -> bool:

@@ -159,7 +159,9 @@ class Role:
     def _compile(self, name: str, component: Any) -> int:
         self._set_threads()
         return compile_blocks(
-            name, self.model.repeated_blocks(name, component), lambda: self.model.warm_up(name, component)
+            name,
+            self.model.repeated_blocks(name, component),
+            lambda: self.model.warm_up(name, component, self.spec.device),
         )
 
     def _set_threads(self) -> None:
