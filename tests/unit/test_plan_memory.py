@@ -91,8 +91,24 @@ def test_a_shortfall_is_named_with_its_largest_part() -> None:
     )
     assert any("a component is never split" in way for way in found.ways_out)
     one = best_layout(machines("128:unified"), SIZES, FilmSize(), ("t2va",))
-    assert one.ways_out[0] == "one more machine of 128.0 GB: dit on a, encoder_decoder on one more"
+    assert one.ways_out[0].startswith("the transformer's AdaLN as tables, with the same result: memory.adaln: tables")
+    assert one.ways_out[1] == "one more machine of 128.0 GB: dit on a, encoder_decoder on one more"
     assert memory_json(one)["machines"][0]["verdict"] == "short"
+
+
+def test_one_spark_holds_the_whole_model_with_tables() -> None:
+    config = parse_config(
+        {
+            "model": {"path": RELEASE},
+            "roles": {"all": {"node": "a", "memory": {"adaln": "tables", "adaln_steps": [50]}}},
+        }
+    )
+    nodes = machines("128:unified")
+    found = forecast(workers_of(config, nodes), nodes, SIZES, FilmSize())
+    (need,) = found.loads[0].needs
+    assert found.fits
+    # 66.3 GB less 26.1 of projections, and 49 steps' tables of three rows each.
+    assert need.weights["transformer"] / GB == pytest.approx(66.28 - 26.08 + 0.474, abs=0.01)
 
 
 def test_every_way_out_that_changes_the_config_fits_when_it_is_taken() -> None:

@@ -20,9 +20,16 @@ class AttentionSpec:
 
 @dataclass(frozen=True)
 class MemorySpec:
-    """What of the components stays in memory: `text_encoder` is `used` or `full`."""
+    """What of the components stays in memory.
+
+    text_encoder  used or full; adaln: projections or tables
+    adaln_steps   steps of the schedules whose tables are made at load; at most `adaln_schedules` are kept
+    """
 
     text_encoder: str = "used"
+    adaln: str = "projections"
+    adaln_steps: tuple[int, ...] = ()
+    adaln_schedules: int = 2
 
 
 @dataclass(frozen=True)

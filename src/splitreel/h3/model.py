@@ -15,6 +15,7 @@ from splitreel.h3.geometry import Geometry, read_geometry
 from splitreel.h3.payloads import SCHEMA, payload_spec
 from splitreel.h3.programs import DenoiseProgram, EncodeProgram, Watches, build_pipeline
 from splitreel.h3.recipes import recipe_for
+from splitreel.h3.schedules import make_expected_tables
 from splitreel.h3.tiny import cached_tiny
 from splitreel.h3.warmup import warm_up
 from splitreel.request import Stage
@@ -108,6 +109,7 @@ class MiniMaxH3:
             case Stage.ENCODE:
                 return EncodeProgram(workflow, pipeline, watches)
             case Stage.DENOISE:
+                make_expected_tables(pipeline, workflow, report.tables)
                 return DenoiseProgram(workflow, pipeline, report)
             case Stage.DECODE:
                 return DecodeProgram(pipeline, components["vae"], watches)

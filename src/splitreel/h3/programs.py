@@ -11,10 +11,12 @@ from diffusers.modular_pipelines import BlockState, ModularPipelineBlocks
 from diffusers.modular_pipelines.modular_pipeline_utils import InputParam
 from torch import nn
 
+from splitreel.h3.adaln import tables_of
 from splitreel.h3.cut import stage_blocks
 from splitreel.h3.geometry import Geometry, GeometryPipeline
 from splitreel.h3.media import encode_inputs
 from splitreel.h3.payloads import KINDS, SCHEMA
+from splitreel.h3.schedules import TablesBegin
 from splitreel.h3.watch import ModuleWatch
 from splitreel.request import Stage
 from splitreel.roles.checkpoint import Checkpoint
@@ -116,6 +118,7 @@ class StepReport(ModularPipelineBlocks):  # type: ignore[misc]
         self._control: StageControl | None = None
         self.calls = 0
         self.on_step: Callable[[], bool] = lambda: False
+        self.tables: TablesBegin | None = None
 
     @property
     def description(self) -> str:
@@ -129,6 +132,8 @@ class StepReport(ModularPipelineBlocks):  # type: ignore[misc]
         """Attach the control of the run that follows; a context manager."""
         self._control = control
         self.calls = 0
+        if self.tables is not None:
+            self.tables.control = control
         return self
 
     def begin(self, i: int) -> None:
@@ -141,6 +146,8 @@ class StepReport(ModularPipelineBlocks):  # type: ignore[misc]
 
     def __exit__(self, *exc: object) -> None:
         self._control = None
+        if self.tables is not None:
+            self.tables.control = None
 
     def __call__(self, components: Any, block_state: BlockState, i: int, t: torch.Tensor) -> tuple[Any, BlockState]:
         self.calls = i + 1
@@ -198,6 +205,10 @@ def build_pipeline(
         loop = blocks.sub_blocks["denoise.denoise"]
         loop.sub_blocks.insert("begin", StepBegin(report), 0)
         loop.sub_blocks.insert("report", report, len(loop.sub_blocks))
+        tables = tables_of(components["transformer_ref" if workflow == "ref2va" else "transformer"])
+        if tables is not None:
+            report.tables = TablesBegin(tables)
+            loop.sub_blocks.insert("tables", report.tables, 0)
         loop.set_progress_bar_config(disable=True)
     pipeline = GeometryPipeline(
         blocks=blocks, pretrained_model_name_or_path=str(checkpoint.root), local_files_only=True

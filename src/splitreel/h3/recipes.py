@@ -10,6 +10,8 @@ from torch import nn
 from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
 from splitreel.config import RoleSpec
+from splitreel.h3.adaln import Tables
+from splitreel.h3.released import Dims, table_bytes
 from splitreel.h3.residency import form
 from splitreel.h3.text import used_text_encoder
 from splitreel.roles.checkpoint import Checkpoint
@@ -35,9 +37,18 @@ def recipe_for(component: str, kind: Any, checkpoint: Checkpoint, spec: RoleSpec
         if component == "text_encoder":
             return _text_encoder(folder, used=spec.memory.text_encoder == "used")
         module: nn.Module = kind.from_config(kind.load_config(str(folder), local_files_only=True))
+        if with_tables:
+            tables = Tables(module, checkpoint, component, dtype, spec.memory)
+            module.adaln_tables = tables  # type: ignore[assignment]
+            module.held_beside = lambda: tables.num_bytes  # type: ignore[assignment]
         return module
 
-    return Recipe(skeleton=skeleton, dtype_of=dtype_of, plain=plain)
+    with_tables = component.startswith("transformer") and spec.memory.adaln == "tables"
+    beside = 0
+    if with_tables:
+        dims = Dims.of_configs({component: checkpoint.read_json(f"{component}/config.json", component=component)})
+        beside = table_bytes(component, spec.workflows, spec.memory, dims, dtype.itemsize)
+    return Recipe(skeleton=skeleton, dtype_of=dtype_of, beside=beside, plain=None if with_tables else plain)
 
 
 def _text_encoder(folder: Path, *, used: bool) -> nn.Module:

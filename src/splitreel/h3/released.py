@@ -7,7 +7,7 @@ from diffusers 0.42.1 here is compared with it by tests/contract/test_plan_facts
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,15 +43,18 @@ class Values:
     plain   in the dtype asked for, those below among them
     pinned  in float32 whatever is asked for
     unread  of the text encoder: what is only loaded with `text_encoder: full`
+    adaln   of a transformer: the projections that `adaln: tables` does without
     """
 
     plain: int
     pinned: int = 0
     unread: int = 0
+    adaln: int = 0
 
     def bytes_in(self, item_size: int, memory: MemorySpec) -> int:
         """Bytes once loaded with `item_size` bytes per number and these memory settings."""
         plain = self.plain - (self.unread if memory.text_encoder == "used" else 0)
+        plain -= self.adaln if memory.adaln == "tables" else 0
         return plain * item_size + self.pinned * 4
 
 
@@ -61,8 +64,8 @@ RELEASED: dict[str, Values] = {
     "text_encoder": Values(33_357_390_064, unread=7_604_294_144),
     "vae": Values(2_423_232_088, 180_636_896),
     "audio_vae": Values(0, 151_321_489),
-    "transformer": Values(33_105_770_752, 17_222_144),
-    "transformer_ref": Values(33_105_770_752, 17_222_144),
+    "transformer": Values(33_105_770_752, 17_222_144, adaln=13_039_369_728),
+    "transformer_ref": Values(33_105_770_752, 17_222_144, adaln=13_039_369_728),
 }
 
 
@@ -80,6 +83,7 @@ class Dims:
     text_ffn: int = 25600
     hidden: int = 5376
     ffn: int = 14336
+    layers: int = 50
     vae_encoder_channels: int = 128
     vae_decoder_dim: int = 2048
 
@@ -101,9 +105,27 @@ class Dims:
             text_ffn=text.get("intermediate_size", default.text_ffn),
             hidden=dit.get("hidden_size", default.hidden),
             ffn=dit.get("ffn_dim", default.ffn),
+            layers=dit.get("num_layers", default.layers),
             vae_encoder_channels=vae.get("block_out_channels", [default.vae_encoder_channels])[0],
             vae_decoder_dim=heads * head,
         )
+
+
+# Rows of (timestep, modality) that the steps of each kind of sequence use: its own three (picture, text, sound), and one for
+# pictures and for sounds as conditions.
+_TABLE_ROWS = {"t2va": (3,), "fl2va": (4,), "ref2va": (4, 5)}
+# What is counted when no schedule is expected.
+_USUAL_STEPS = 50
+
+
+def table_bytes(component: str, workflows: Iterable[str], memory: MemorySpec, dims: Dims, item_size: int) -> int:
+    """Bytes of a transformer's AdaLN tables: of the expected schedules, or of one of 50 steps per kind of sequence."""
+    if memory.adaln != "tables" or not component.startswith("transformer"):
+        return 0
+    served = [name for name in workflows if (name == "ref2va") == (component == "transformer_ref")]
+    calls = sum(steps - 1 for steps in memory.adaln_steps or (_USUAL_STEPS,))
+    rows = sum(sum(_TABLE_ROWS[name]) for name in served)
+    return calls * rows * dims.layers * 6 * dims.hidden * item_size
 
 
 @dataclass(frozen=True)

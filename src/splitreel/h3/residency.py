@@ -38,7 +38,14 @@ def form(component: str, tensor: str, memory: MemorySpec) -> Form:
     """The form of the tensor that a component's files call `tensor`."""
     if component == "text_encoder":
         return Form(resident=memory.text_encoder == "full" or not _text_unused(tensor))
+    if component.startswith("transformer") and memory.adaln == "tables" and is_adaln(tensor):
+        return Form(resident=False)
     return Form(pinned=not KEPT_IN_FLOAT32[component].isdisjoint(tensor.split(".")))
+
+
+def is_adaln(tensor: str) -> bool:
+    """Whether a transformer's tensor is of the projections that read nothing but the timestep."""
+    return ".adaln_proj." in tensor or tensor.startswith("norm_out.linear.")
 
 
 def _text_unused(tensor: str) -> bool:

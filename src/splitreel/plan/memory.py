@@ -50,7 +50,10 @@ class WorkerPlan:
         """Bytes of each component that it holds."""
         dtypes = dict(self.dtypes)
         names = components_of(self.stages, self.workflows)
-        return {name: sizes.bytes_of(name, dtypes.get(name, dtypes["default"]), self.memory) for name in names}
+        return {
+            name: sizes.bytes_of(name, dtypes.get(name, dtypes["default"]), self.memory, self.workflows)
+            for name in names
+        }
 
 
 @dataclass(frozen=True)
@@ -244,6 +247,9 @@ def _ways_out(
     halved = [replace(worker, dtypes=(("default", "bfloat16"),)) for worker in workers]
     if halved != list(workers) and forecast(halved, machines, sizes, film, search=False).fits:
         yield "dtype: bfloat16 for every role"
+    tabled = [replace(worker, memory=replace(worker.memory, adaln="tables")) for worker in workers]
+    if tabled != list(workers) and forecast(tabled, machines, sizes, film, search=False).fits:
+        yield "the transformer's AdaLN as tables, with the same result: memory.adaln: tables for the role that denoises"
     other = next(_layouts(machines, sizes, film, workflows, "bfloat16"), None)
     if other is not None:
         yield f"another cut: {describe_layout(other)}"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from splitreel.config import MemorySpec
 from splitreel.errors import CheckpointError
-from splitreel.h3.released import RELEASED, REPOSITORY, STAGE_COMPONENTS, Dims, FilmSize, Values
-from splitreel.h3.residency import form
+from splitreel.h3.released import RELEASED, REPOSITORY, STAGE_COMPONENTS, Dims, FilmSize, Values, table_bytes
+from splitreel.h3.residency import form, is_adaln
 from splitreel.request import Stage
 from splitreel.roles.checkpoint import INDEX_FILE, Checkpoint, check_safetensors
 
@@ -26,9 +26,13 @@ class Sizes:
     dims: Dims
     source: str
 
-    def bytes_of(self, component: str, dtype: str, memory: MemorySpec | None = None) -> int:
-        """Bytes of a component once loaded in a dtype and with a role's memory settings."""
-        return self.values[component].bytes_in(ITEM_SIZES[dtype], memory or MemorySpec())
+    def bytes_of(
+        self, component: str, dtype: str, memory: MemorySpec | None = None, workflows: Sequence[str] = ()
+    ) -> int:
+        """Bytes of a component once loaded in a dtype, with a role's memory settings and for its workflows."""
+        memory, item_size = memory or MemorySpec(), ITEM_SIZES[dtype]
+        tables = table_bytes(component, workflows, memory, self.dims, item_size)
+        return self.values[component].bytes_in(item_size, memory) + tables
 
 
 def film_size(height: int, width: int, num_frames: int, text_rows: int, workflows: Sequence[str]) -> FilmSize:
@@ -83,7 +87,7 @@ def read_sizes(folder: Path, workflows: Sequence[str]) -> Sizes:
 
 
 def _count(checkpoint: Checkpoint, component: str) -> Values:
-    plain = pinned = unread = 0
+    plain = pinned = unread = adaln = 0
     files = checkpoint.weight_files(component)
     if not files:
         raise CheckpointError(
@@ -99,7 +103,8 @@ def _count(checkpoint: Checkpoint, component: str) -> Values:
                 plain += 0 if held.pinned else count
                 pinned += count if held.pinned else 0
                 unread += 0 if held.resident else count
-    return Values(plain, pinned, unread)
+                adaln += count if component.startswith("transformer") and is_adaln(name) else 0
+    return Values(plain, pinned, unread, adaln)
 
 
 def _cached(repository: str, revision: str | None) -> Path | None:

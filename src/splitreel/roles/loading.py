@@ -29,11 +29,13 @@ class Recipe:
 
     skeleton  builds it, while weights are made on the meta device.
     dtype_of  the dtype in which a tensor of the files is held, by name; None for one that is not wanted.
+    beside    bytes that it will hold beside the tensors of its files.
     plain     the library's own loading, taken when the files' names are not the skeleton's; None where it will not do.
     """
 
     skeleton: Callable[[], nn.Module]
     dtype_of: Callable[[str], torch.dtype | None]
+    beside: int = 0
     plain: Callable[[], nn.Module] | None = None
 
     def held_in(self, stored: StoredTensor) -> torch.dtype | None:
@@ -42,9 +44,9 @@ class Recipe:
         return dtype if dtype is None or stored.dtype.is_floating_point else stored.dtype
 
     def bytes_needed(self, checkpoint: Checkpoint, component: str) -> int:
-        """Bytes of the tensors that will be held, from the files' headers."""
+        """Bytes that will be held, from the files' headers."""
         held = ((stored.num_elements, self.held_in(stored)) for stored in stored_tensors(checkpoint, component))
-        return sum(count * dtype.itemsize for count, dtype in held if dtype is not None)
+        return self.beside + sum(count * dtype.itemsize for count, dtype in held if dtype is not None)
 
 
 def load_module(recipe: Recipe, checkpoint: Checkpoint, component: str, device: torch.device) -> nn.Module:

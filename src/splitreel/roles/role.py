@@ -106,6 +106,7 @@ class Role:
         checkpoint, geometry = self._checkpoint, self.geometry
         if checkpoint is None:
             raise RuntimeError("prepare() has not run")
+        self._set_threads()
         names = [need.name for need in self.model.components(self.spec.workflows, self.spec.stages)]
         work = [*names, *(f"compile.{name}" for name in names if name in self.spec.compile)]
         components = self.components
@@ -116,7 +117,7 @@ class Role:
                 if what == name:
                     components[name] = self._load_component(name, checkpoint)
                     self.attention.apply(name, components[name])
-                    self.resident[name] = attributes["bytes"] = _resident_bytes(components[name])
+                    self.resident[name] = attributes["bytes"] = resident_bytes(components[name])
                 else:
                     attributes["blocks"] = self._compile(name, components[name])
             seconds = time.monotonic() - began
@@ -132,6 +133,7 @@ class Role:
                 self._programs[workflow, stage] = self.model.build_stage(
                     stage, workflow, components, checkpoint, geometry
                 )
+        self._count_resident()
 
     def _load_component(self, name: str, checkpoint: Checkpoint) -> Any:
         cls = self.model.component_class(name)
@@ -188,6 +190,7 @@ class Role:
         control.check()
         with torch.inference_mode():
             result = self._kept_or_made(stage, program, payload, control)
+        self._count_resident()
         following = stage.following
         if following is not None:
             result_spec = self.model.payload_spec(following, workflow, self.geometry)
@@ -205,6 +208,11 @@ class Role:
         if kept is not None:
             return kept
         return self._results.put(key, program(payload, control))
+
+    def _count_resident(self) -> None:
+        """Bytes by component; a stage may leave more than it found (AdaLN tables, adapters)."""
+        for name, component in list(self.components.items()):
+            self.resident[name] = resident_bytes(component)
 
     def unload(self) -> None:
         """Forget the components and give device memory back."""
@@ -228,11 +236,13 @@ def _check_device(device: str) -> None:
         )
 
 
-def _resident_bytes(component: Any) -> int:
+def resident_bytes(component: Any) -> int:
+    """Bytes that a component holds: parameters, buffers, and what it says it holds beside them. 0 without weights."""
     if not isinstance(component, torch.nn.Module):
         return 0
     seen: dict[int, int] = {}
     for tensor in (*component.parameters(), *component.buffers()):
         storage = tensor.untyped_storage()
         seen[storage.data_ptr() or id(tensor)] = storage.nbytes()
-    return sum(seen.values())
+    held_beside = getattr(component, "held_beside", None)
+    return sum(seen.values()) + (held_beside() if held_beside is not None else 0)
