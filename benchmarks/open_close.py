@@ -20,13 +20,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / part) for part in ("tests", "src")]
 
-import ray  # noqa: E402
-from ray._private import state as ray_state  # noqa: E402
+import ray
+from ray._private import state as ray_state
 
-from clockwork import submitted  # noqa: E402
-from engines import opened, stored  # noqa: E402
-from splitreel.cluster.connection import connect  # noqa: E402
-from splitreel.cluster.embedded import EmbeddedCluster, EmbeddedNode  # noqa: E402
+from clockwork import submitted
+from engines import opened, stored
+from splitreel.cluster.connection import connect
+from splitreel.cluster.embedded import EmbeddedCluster, EmbeddedNode
 
 
 def free_gpus(node_ids: tuple[str, ...]) -> list[float]:

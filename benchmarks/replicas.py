@@ -23,12 +23,12 @@ TESTS = str(Path(__file__).resolve().parents[1] / "tests")
 sys.path.insert(0, TESTS)
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [TESTS, os.environ.get("PYTHONPATH", "")]))
 
-from clockwork import Clockwork, submitted  # noqa: E402
-from splitreel.cluster.embedded import EmbeddedCluster, EmbeddedNode  # noqa: E402
-from splitreel.cluster.ray_backend import RayBackend  # noqa: E402
-from splitreel.config import parse_config  # noqa: E402
-from splitreel.engine.engine import Deadlines, Engine  # noqa: E402
-from splitreel.engine.scheduler import Limits  # noqa: E402
+from clockwork import Clockwork, submitted
+from splitreel.cluster.embedded import EmbeddedCluster, EmbeddedNode
+from splitreel.cluster.ray_backend import RayBackend
+from splitreel.config import parse_config
+from splitreel.engine.engine import Deadlines, Engine
+from splitreel.engine.scheduler import Limits
 
 ENCODE, DENOISE, DECODE = 0.2, 1.6, 0.2
 

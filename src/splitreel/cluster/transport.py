@@ -31,9 +31,10 @@ def arrive(
     returns, when the payload is lost or does not arrive in `timeout` seconds; `check` may raise to stop waiting.
     """
     deadline = time.monotonic() + timeout
+    here = bool(ray.wait([reference], timeout=0)[0])  # as a rule within one node, and then one question is enough
     for name, local in (("hop.wait", False), ("hop.fetch", True)):
         with spans.span(name, hop=hop):
-            while not ray.wait([reference], timeout=_GLANCE, fetch_local=local)[0]:
+            while not here and not ray.wait([reference], timeout=_GLANCE, fetch_local=local)[0]:
                 check()
                 if time.monotonic() > deadline:
                     raise PayloadGone(
