@@ -31,10 +31,11 @@ from splitreel.h3.tiny import make_tiny
 from splitreel.observe.files import TraceFile
 from splitreel.observe.observer import Sink
 from splitreel.observe.progress import LoadProgress, Progress
-from splitreel.observe.spans import SpanRecorder, TraceContext
+from splitreel.observe.spans import SpanRecord, SpanRecorder, TraceContext
 from splitreel.observe.timings import timings_of
 from splitreel.request import Effective, GenerateRequest, GenerateResult
 from splitreel.roles.checkpoint import open_checkpoint
+from splitreel.roles.definition import ModelDefinition
 from splitreel.session_aio import AsyncSession
 from splitreel.wire import Packed, Payload, pack, unpack
 
@@ -52,8 +53,14 @@ class Session:
     ```
     """
 
-    def __init__(self, config: Config, *, on_load: OnLoad | None = None) -> None:
-        """Place, check and load; returns when every role is resident. Raises ConfigError, ClusterError, CheckpointError."""
+    def __init__(
+        self, config: Config, *, on_load: OnLoad | None = None, model: ModelDefinition | None = None, wait: bool = True
+    ) -> None:
+        """Place, check and load; returns when every role is resident. Raises ConfigError, ClusterError, CheckpointError.
+
+        `model`: the programs of the stages, MiniMax-H3's own unless another one is given that takes its requests.
+        `wait=False` is for `AsyncSession.open`, which does the rest.
+        """
         self.config = config
         self.aio = AsyncSession(self)
         sinks = trace_sinks(config.trace)
@@ -63,7 +70,7 @@ class Session:
         self._closed = False
         settings = config.engine
         self._engine = Engine(
-            make_backend(MiniMaxH3(), config),
+            make_backend(model or MiniMaxH3(), config),
             Limits(config.max_in_flight, settings.max_waiting, settings.retries, look_ahead=settings.look_ahead),
             Deadlines(
                 start=settings.start_timeout,
@@ -75,12 +82,12 @@ class Session:
             record_spans=config.trace.record,
         )
         self._opening: asyncio.Task[None] | None = None
-        try:
-            self._wait(self._open(on_load or (lambda progress: None)))
-            self.geometry = Geometry.from_dict(dict(self._engine.backend.geometry))
-        except BaseException:
-            self.close()
-            raise
+        if wait:
+            try:
+                self._wait(self._open(on_load))
+            except BaseException:
+                self.close()
+                raise
 
     @classmethod
     def from_config(
@@ -204,9 +211,10 @@ class Session:
     ) -> None:
         self.close()
 
-    async def _open(self, on_load: OnLoad) -> None:
-        self._opening = asyncio.ensure_future(self._engine.start(on_load))
+    async def _open(self, on_load: OnLoad | None) -> None:
+        self._opening = asyncio.ensure_future(self._engine.start(on_load or (lambda progress: None)))
         await self._opening
+        self.geometry = Geometry.from_dict(dict(self._engine.backend.geometry))
 
     async def _end(self) -> None:
         if self._opening is not None and not self._opening.done():
@@ -293,6 +301,11 @@ class JobHandle:
         if self._job.future.done():
             return self._made(self._job.future.result())  # also after the session was closed
         return self._session._wait(self._result(timeout))
+
+    @property
+    def spans(self) -> tuple[SpanRecord, ...]:
+        """What was recorded of the request, however it ended; empty before that."""
+        return self._job.spans
 
     def cancel(self) -> None:
         """Cancel: at once while queued, at the next step while running. Ended jobs are left as they are."""

@@ -7,16 +7,19 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from splitreel.config import Config
 from splitreel.engine.backend import WorkerHealth
 from splitreel.errors import QueueFull
-from splitreel.observe.progress import Progress
+from splitreel.observe.progress import LoadProgress, Progress
 from splitreel.request import GenerateRequest, GenerateResult
+from splitreel.roles.definition import ModelDefinition
 
 if TYPE_CHECKING:
     from splitreel.session import JobHandle, Session
 
 T = TypeVar("T")
 OnProgress = Callable[[Progress], None]
+OnLoad = Callable[[LoadProgress], None]
 
 
 class AsyncSession:
@@ -24,6 +27,21 @@ class AsyncSession:
 
     def __init__(self, session: Session) -> None:
         self._session = session
+
+    @classmethod
+    async def open(
+        cls, config: Config, *, on_load: OnLoad | None = None, model: ModelDefinition | None = None
+    ) -> Session:
+        """As the constructor of `Session`; cancelling the coroutine ends what was started so far."""
+        from splitreel.session import Session
+
+        session = await asyncio.to_thread(Session, config, on_load=on_load, model=model, wait=False)
+        try:
+            await session.aio._hand_over(session._open(on_load))
+        except BaseException:
+            await asyncio.to_thread(session.close)
+            raise
+        return session
 
     async def submit(self, request: GenerateRequest, *, on_progress: OnProgress | None = None) -> JobHandle:
         """As `Session.submit`; media are read in a thread."""

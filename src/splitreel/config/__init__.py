@@ -17,6 +17,7 @@ from splitreel.config.schema import (
     RoleConfig,
     TraceConfig,
 )
+from splitreel.config.serving import KeyConfig, ServeConfig
 from splitreel.config.slices import AttentionSpec, CacheSpec, MemorySpec, RoleSpec
 from splitreel.config.speed import CacheConfig, CompileConfig
 
@@ -32,11 +33,13 @@ __all__ = [
     "CompileConfig",
     "Config",
     "EngineConfig",
+    "KeyConfig",
     "MemoryConfig",
     "MemorySpec",
     "ModelConfig",
     "RoleConfig",
     "RoleSpec",
+    "ServeConfig",
     "TraceConfig",
     "apply_override",
     "known_backend",

@@ -31,7 +31,7 @@ def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
         raise ConfigError(f"config: expected YAML in {file}, found {error}.") from error
     if not isinstance(content, dict):
         raise ConfigError(
-            f"config: expected a mapping with model, cluster, roles, engine and trace in {file}, found "
+            f"config: expected a mapping with model, cluster, roles, engine, trace and serve in {file}, found "
             f"{'nothing' if content is None else type(content).__name__}."
         )
     return parse_config(content, overrides, origin=str(file))

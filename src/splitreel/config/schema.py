@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from splitreel.config.attention import AttentionConfig
 from splitreel.config.memory import MemoryConfig
 from splitreel.config.section import Section
+from splitreel.config.serving import ServeConfig
 from splitreel.config.slices import RoleSpec
 from splitreel.config.speed import CacheConfig, CompileConfig
 from splitreel.request import Stage
@@ -203,6 +204,7 @@ class Config(Section):
     roles: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")], RoleConfig] = Field(min_length=1)
     engine: EngineConfig = EngineConfig()
     trace: TraceConfig = TraceConfig()
+    serve: ServeConfig = ServeConfig()
 
     @model_validator(mode="after")
     def _whole(self) -> Config:

@@ -263,10 +263,7 @@ class Engine:
                     self._held[request].job, as_cancel(request, stage, reason, self._held[request].job.stopped_at)
                 )
             case Refuse(request, waiting, limit):
-                self._settle(
-                    self._held[request].job,
-                    queue_full(waiting, limit),
-                )
+                self._settle(self._held[request].job, queue_full(waiting, limit))
 
     def _start_run(self, request: str, stage: Stage, worker: str, attempt: int) -> None:
         held = self._held[request]
@@ -369,11 +366,12 @@ class Engine:
             return
         if held is not None:
             held.trace.end(None if isinstance(outcome, Film) else outcome)
+            job.spans = tuple(held.trace.records)
             self.observer.metrics.request_ended(outcome_of(outcome))
         place = self.observer.place
         extra = {"request_id": job.request_id, "role": place.role, "node": place.node}
         if isinstance(outcome, Film):
-            job.future.set_result(replace(outcome, spans=tuple(held.trace.records)) if held else outcome)
+            job.future.set_result(replace(outcome, spans=job.spans))
             logger.info("request %s: done in %.2f s", job.request_id, outcome.seconds, extra=extra)
         else:
             job.future.set_exception(outcome)

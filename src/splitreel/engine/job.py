@@ -61,6 +61,7 @@ class Job:
     submitted_at: float = field(default_factory=time.monotonic)
     started_at: float | None = None
     stopped_at: Exception | None = None
+    spans: tuple[SpanRecord, ...] = ()
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property

@@ -9,7 +9,7 @@ rules come in as a function, lengths as numbers), torch, the cluster.
 from splitreel.media.data import Clip, Sound
 from splitreel.media.encoder import FilmEncoder
 from splitreel.media.film import FilmFacts, film_facts, read_film
-from splitreel.media.images import read_image
+from splitreel.media.images import probe_image, read_image
 from splitreel.media.sound import read_sound
 from splitreel.media.target import check_encoders, check_output
 from splitreel.media.video import VideoFacts, probe_video, read_video
@@ -26,6 +26,7 @@ __all__ = [
     "check_output",
     "film_bytes",
     "film_facts",
+    "probe_image",
     "probe_video",
     "read_film",
     "read_image",

@@ -59,6 +59,21 @@ def read_image(source: ImageSource, where: str) -> NDArray[np.uint8]:
         )
 
 
+def probe_image(path: PathLike, where: str) -> tuple[int, int]:
+    """Width and height in pixels as the file's header states them, nothing decoded. Raises as `read_image` does."""
+    name = repr(str(path))
+    try:
+        with _warnings_lock, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with Image.open(check_file(path, where, _EXPECTED), formats=_FORMATS) as image:
+                _check_size(image.width, image.height, where, name)
+                return image.width, image.height
+    except (InvalidRequest, MemoryError):
+        raise
+    except Exception as error:
+        refuse(where, _EXPECTED, f"{name}, which is none ({error or type(error).__name__})", "Send PNG, JPEG or WebP.")
+
+
 def _check_array(pixels: NDArray[np.uint8], where: str) -> NDArray[np.uint8]:
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3:
         refuse(

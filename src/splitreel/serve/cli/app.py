@@ -9,7 +9,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from splitreel.serve.cli import cluster, config, generate, make_tiny, plan, trace
+from splitreel.serve.cli import cluster, config, generate, make_tiny, plan, serve, trace
 from splitreel.serve.cli.codes import EXIT_CODES, USAGE
 from splitreel.serve.cli.failures import exit_code_of, explain
 from splitreel.serve.cli.logs import Verbose, set_verbosity
@@ -19,6 +19,8 @@ from splitreel.version import __version__
 _EPILOG = f"""Examples:
 
 splitreel generate --config examples/demo.yaml --prompt "An alpine lake at sunrise." --steps 5
+
+splitreel serve --config examples/demo.yaml
 
 splitreel make-tiny models/tiny
 
@@ -32,6 +34,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("generate", epilog=generate.EPILOG)(generate.generate)
+app.command("serve", epilog=serve.EPILOG)(serve.serve)
+app.command("key", epilog=serve.KEY_EPILOG)(serve.key)
 app.command("trace", epilog=trace.EPILOG)(trace.trace)
 app.command("make-tiny", epilog=make_tiny.EPILOG)(make_tiny.make_tiny)
 app.command("plan", epilog=plan.EPILOG)(plan.plan)

@@ -1,0 +1,8 @@
+"""THE COUNTER: HTTP in the words of OpenAI's video API.
+
+Knows FastAPI and the job service. Must not know: sessions, databases, where anything is kept.
+"""
+
+from splitreel.serve.http.app import create_app
+
+__all__ = ["create_app"]

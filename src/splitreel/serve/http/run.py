@@ -1,0 +1,124 @@
+"""Runs the app with uvicorn until it is told to stop, and then in order: no new jobs, running ones end or are put back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+
+import uvicorn
+from fastapi import FastAPI
+
+from splitreel.config import Config, ServeConfig
+from splitreel.errors import ConfigError
+from splitreel.roles.definition import ModelDefinition
+from splitreel.serve.http.app import create_app
+from splitreel.serve.http.keys import check_exposure
+from splitreel.serve.jobs import JobService
+
+_CLOSE_SECONDS = 5  # what answers under way get once everything else has ended
+Say = Callable[[str], None]
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its own signal handlers: stopping begins with the jobs, not with the sockets."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def listen(settings: ServeConfig) -> socket.socket:
+    """Bind before anything loads. Raises ConfigError: exposed without keys, or an address that cannot be had."""
+    check_exposure(settings)
+    try:
+        family = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0][0]
+        bound = socket.socket(family, socket.SOCK_STREAM)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((settings.host, settings.port))
+        bound.listen(1024)
+    except OSError as error:
+        raise ConfigError(
+            f"serve.port: expected to listen on {settings.host}:{settings.port}, found {error.strerror}. Choose another."
+        ) from error
+    return bound
+
+
+def serve(
+    config: Config,
+    say: Say,
+    *,
+    on_open: Callable[[], None] = lambda: None,
+    model: ModelDefinition | None = None,
+) -> BaseException | None:
+    """Listen, load and serve until a signal comes or the deployment fails; the failure, if that is why.
+
+    Prints the address on stdout. `on_open` is called once, when the session is open: opening one changes how signals are
+    caught. `model`: as `Session` has it. Belongs to the main thread. Raises ConfigError.
+    """
+    with listen(config.serve) as bound:
+        service = JobService(config, model=model)
+        host, port = bound.getsockname()[:2]
+        address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        print(address, flush=True)
+        say(f"listening at {address}/v1")
+        return asyncio.run(_run(service, create_app(service), bound, say, on_open))
+
+
+async def _run(
+    service: JobService, app: FastAPI, bound: socket.socket, say: Say, on_open: Callable[[], None]
+) -> BaseException | None:
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        lifespan="on",
+        timeout_graceful_shutdown=_CLOSE_SECONDS,
+        h11_max_incomplete_event_size=65_536,
+    )
+    server = _Server(config)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    told: list[int] = []
+
+    def on_signal(number: int) -> None:
+        if told:
+            os.write(sys.stderr.fileno(), b"ended at once; running jobs run again at the next start.\n")
+            os._exit(128 + number)
+        told.append(number)
+        stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal, number)
+    serving = asyncio.ensure_future(server.serve(sockets=[bound]))
+    opened = asyncio.ensure_future(_report(service, say, on_open))
+    ends = [serving, asyncio.ensure_future(stop.wait()), asyncio.ensure_future(service.deployment.failed.wait())]
+    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    if told:
+        say(f"stopping: running jobs have {service.config.serve.drain:g} s; a second signal ends at once")
+    put_back = await service.drain(0.0 if service.deployment.failure else None)
+    if put_back:
+        say(f"{put_back} jobs were put back into the queue")
+    server.should_exit = True
+    await serving
+    for task in (opened, *ends[1:]):
+        task.cancel()
+    return service.deployment.failure
+
+
+async def _report(service: JobService, say: Say, on_open: Callable[[], None]) -> None:
+    """Say how the deployment is whenever that changes."""
+    last = ""
+    async for condition, detail in service.deployment.changes():
+        words = f"{condition}: {detail}" if condition in ("loading", "ready") else ""
+        if words and words != last:
+            say(words)
+        if condition == "ready" and not last.startswith("ready"):
+            on_open()
+        last = words or last
