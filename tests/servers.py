@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -19,27 +19,21 @@ import httpx
 import uvicorn
 import yaml
 
+import timed_h3
 from splitreel.config import parse_config
-from splitreel.serve.http import create_app
-from splitreel.serve.http.run import listen
-from splitreel.serve.jobs import JobService
+from splitreel.serve.http.app import create_app
+from splitreel.serve.http.run import listen, uvicorn_config
+from splitreel.serve.jobs.service import JobService
 from timed_h3 import TimedH3, settings
-
-TESTS = Path(__file__).parent
-ENVIRONMENT = {
-    **os.environ,
-    "PYTHONPATH": os.pathsep.join([str(TESTS.parent / "src"), str(TESTS)]),
-    "OMP_NUM_THREADS": "1",
-    "NO_COLOR": "1",
-}
 
 
 @dataclass
-class Process:
+class Server:
     """A server in a process of its own."""
 
-    popen: subprocess.Popen[str]
+    process: BaseProcess
     address: str
+    output: Path
     errors: Path
 
     def until_ready(self, seconds: float = 60.0) -> None:
@@ -50,15 +44,26 @@ class Process:
         """What it wrote on stderr."""
         return self.errors.read_text()
 
+    def tell(self, number: int) -> None:
+        """Send a signal."""
+        assert self.process.pid is not None
+        os.kill(self.process.pid, number)
+
+    def wait(self, seconds: float = 60.0) -> int:
+        """Its exit code, once it has ended."""
+        self.process.join(seconds)
+        assert self.process.exitcode is not None, f"still runs. {self.said()}"
+        return self.process.exitcode
+
     def kill(self) -> None:
         """End it at once."""
-        self.popen.send_signal(signal.SIGKILL)
-        self.popen.wait(20)
+        self.process.kill()
+        self.process.join(20)
 
-    def stop(self, number: int = signal.SIGTERM, seconds: float = 60.0) -> int:
+    def stop(self, number: int = signal.SIGTERM) -> int:
         """Tell it to end, and wait; its exit code."""
-        self.popen.send_signal(number)
-        return self.popen.wait(seconds)
+        self.tell(number)
+        return self.wait()
 
 
 def wait_for(condition: Any, seconds: float, explain: Any = lambda: "") -> None:
@@ -76,7 +81,7 @@ def wait_for(condition: Any, seconds: float, explain: Any = lambda: "") -> None:
 
 
 @contextmanager
-def timed_process(
+def timed_server(
     folder: Path,
     *,
     step_seconds: float = 0.05,
@@ -84,38 +89,47 @@ def timed_process(
     port: int = 0,
     log: Path | None = None,
     **serve: Any,
-) -> Iterator[Process]:
-    """A server whose stages take test durations."""
+) -> Iterator[Server]:
+    """A server whose stages take test durations, forked from a process that has imported everything already.
+
+    `folder` holds its config and output, and its jobs unless `jobs` names another.
+    """
     folder.mkdir(exist_ok=True)
     config = folder / "splitreel.yaml"
-    config.write_text(yaml.safe_dump(settings(folder / "jobs", address, **{**serve, "port": port})))
-    arguments = [str(TESTS / "timed_h3.py"), str(config), str(step_seconds), *([str(log)] if log else [])]
-    with process(folder, arguments) as started:
-        yield started
+    jobs = serve.pop("jobs", folder / "jobs")
+    config.write_text(yaml.safe_dump(settings(jobs, address, **{**serve, "port": port})))
+    stamp = time.monotonic_ns()
+    output, errors = folder / f"stdout-{stamp}", folder / f"stderr-{stamp}"
+    arguments = (str(output), str(errors), str(config), step_seconds, str(log) if log else None)
+    process = _FORKS.Process(target=_serve_there, args=arguments)
+    process.start()
+    try:
+        wait_for(lambda: output.exists() and output.read_text().startswith("http"), 90, lambda: _text(errors))
+        yield Server(process, output.read_text().split()[0], output, errors)
+    finally:
+        if process.is_alive():
+            process.terminate()
+            process.join(40)
+            process.kill()
 
 
-@contextmanager
-def process(folder: Path, arguments: list[str]) -> Iterator[Process]:
-    """A server that prints its address first."""
-    errors = folder / f"stderr-{time.monotonic_ns()}"
-    with (
-        errors.open("w") as stream,
-        subprocess.Popen(
-            [sys.executable, *arguments], cwd=folder, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=stream, text=True
-        ) as popen,
-    ):
-        try:
-            assert popen.stdout is not None
-            address = popen.stdout.readline().strip()
-            assert address.startswith("http"), errors.read_text()
-            yield Process(popen, address, errors)
-        finally:
-            if popen.poll() is None:
-                popen.send_signal(signal.SIGTERM)
-                try:
-                    popen.wait(40)
-                except subprocess.TimeoutExpired:
-                    popen.kill()
+# The process that is forked imports from here.
+_TESTS = Path(__file__).parent
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, [str(_TESTS.parent / "src"), str(_TESTS), os.environ.get("PYTHONPATH", "")])
+)
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(["servers"])
+
+
+def _serve_there(output: str, errors: str, config: str, step_seconds: float, log: str | None) -> None:
+    for number, path in ((1, output), (2, errors)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    timed_h3.main(config, step_seconds, log)
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
 
 
 @contextmanager
@@ -124,7 +138,7 @@ def served(folder: Path, *, step_seconds: float = 0.01, model: Any = None, **ser
     config = parse_config(settings(folder, **serve_settings))
     service = JobService(config, model=model or TimedH3(step_seconds=step_seconds))
     with listen(config.serve) as bound:
-        server = uvicorn.Server(uvicorn.Config(create_app(service), log_config=None, timeout_graceful_shutdown=3))
+        server = uvicorn.Server(uvicorn_config(create_app(service)))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
         thread.start()
         try:

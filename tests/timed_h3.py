@@ -20,12 +20,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from splitreel.config import load_config
 from splitreel.h3.model import MiniMaxH3
 from splitreel.h3.payloads import FILM, KINDS, SCHEMA, payload_spec
 from splitreel.media import Clip, Sound, film_bytes
 from splitreel.request import Stage
 from splitreel.roles.checkpoint import Checkpoint, ComponentFiles
 from splitreel.roles.control import StageControl
+from splitreel.serve.cli.signals import retake
+from splitreel.serve.http.run import serve
 from splitreel.wire import FieldSpec, Header, Payload, PayloadSpec
 
 
@@ -113,17 +116,18 @@ def settings(folder: Path, address: str = "local", **serve: Any) -> dict[str, An
     }
 
 
-if __name__ == "__main__":
-    from splitreel.config import load_config
-    from splitreel.serve.cli.signals import retake
-    from splitreel.serve.http.run import serve
-    from timed_h3 import TimedH3 as Model  # workers unpickle it by that name
-
-    path, seconds, log = sys.argv[1], float(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else None
+def main(path: str, step_seconds: float, log: str | None = None) -> None:
+    """Serve until stopped; prints the address, and at the end how it went."""
     failure = serve(
         load_config(path),
         lambda text: print(text, file=sys.stderr, flush=True),
         on_open=retake,
-        model=Model(step_seconds=seconds, log=log),
+        model=TimedH3(step_seconds=step_seconds, log=log),
     )
     print(json.dumps({"failure": str(failure) if failure else None}), flush=True)
+
+
+if __name__ == "__main__":
+    import timed_h3  # workers unpickle the model by that name
+
+    timed_h3.main(sys.argv[1], float(sys.argv[2]), *sys.argv[3:])

@@ -2,7 +2,3 @@
 
 Knows FastAPI and the job service. Must not know: sessions, databases, where anything is kept.
 """
-
-from splitreel.serve.http.app import create_app
-
-__all__ = ["create_app"]

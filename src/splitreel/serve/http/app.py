@@ -13,7 +13,7 @@ from splitreel.serve.http.errors import install
 from splitreel.serve.http.guard import OPEN, Guard
 from splitreel.serve.http.probes import HttpMetrics, probe_routes
 from splitreel.serve.http.videos import CREATE_BODY, video_routes
-from splitreel.serve.jobs import JobService
+from splitreel.serve.jobs.service import JobService
 from splitreel.version import __version__
 
 _DESCRIPTION = """Makes films with sound. Clients of OpenAI's video API need this server's address as `base_url` and \

@@ -18,6 +18,7 @@ from splitreel.config import ServeConfig
 from splitreel.errors import InvalidRequest
 from splitreel.serve.http.errors import BodyTimeout, BodyTooLarge, UnsupportedBody
 
+_DRAINED_BYTES, _DRAINED_SECONDS = 16_777_216, 2.0
 _MAX_FILES = 16
 _MAX_FIELDS = 256
 _KEY = re.compile(r"^([^\[\]]+)((?:\[[^\[\]]*\])*)$")
@@ -46,6 +47,8 @@ async def read_body(
     limit = settings.max_field_bytes if is_json else settings.max_upload_bytes
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limit:
+        if int(declared) <= _DRAINED_BYTES:
+            await _drain(request)
         raise _too_large(limit, is_json)
     body = _counted(request, limit, is_json)
     form: FormData | None = None
@@ -55,6 +58,9 @@ async def read_body(
                 content = b"".join([part async for part in body])
             else:
                 form = await _parsed(request, body, settings)
+    except BodyTooLarge:
+        await _drain(request)
+        raise
     except TimeoutError:
         raise BodyTimeout(
             f"body: expected all of it within {settings.upload_timeout:g} s, found it unfinished. Send less, or faster."
@@ -88,6 +94,20 @@ async def _counted(request: Request, limit: int, is_json: bool) -> AsyncGenerato
         if count > limit:
             raise _too_large(limit, is_json)
         yield part
+
+
+async def _drain(request: Request) -> None:
+    """Read on for a little: a client that is still sending when the connection closes never sees why."""
+    left = _DRAINED_BYTES
+    try:
+        async with asyncio.timeout(_DRAINED_SECONDS):
+            while left > 0:
+                message = await request.receive()
+                left -= len(message.get("body", b""))
+                if not message.get("more_body", False):
+                    return
+    except TimeoutError:
+        return
 
 
 def _too_large(limit: int, is_json: bool) -> BodyTooLarge:

@@ -14,8 +14,15 @@ from starlette.responses import JSONResponse, Response
 
 from splitreel.errors import ClusterError, InvalidRequest, QueueFull, RequestError, RequestTimeout, SplitreelError
 from splitreel.observe.logs import get_logger
-from splitreel.serve.jobs import JobBusy, JobNotFound, KeyReused, NothingThere, NotReady
-from splitreel.serve.jobs.runner import code_of, message_of
+from splitreel.serve.jobs.refusals import (
+    JobBusy,
+    JobNotFound,
+    KeyReused,
+    NothingThere,
+    NotReady,
+    code_of,
+    message_of,
+)
 
 logger = get_logger(__name__)
 
@@ -40,6 +47,10 @@ class BodyTimeout(RequestError):
     """The body did not arrive within `serve.upload_timeout`."""
 
 
+class HeadersTooLarge(RequestError):
+    """The request's headers are larger than any client needs."""
+
+
 class ModelNotFound(RequestError):
     """The request names another model than the one that is served."""
 
@@ -56,6 +67,7 @@ _STATUS: tuple[tuple[type[Exception], int], ...] = (
     (BodyTooLarge, 413),
     (UnsupportedBody, 415),
     (KeyReused, 422),
+    (HeadersTooLarge, 431),
     (QueueFull, 429),
     (NotReady, 503),
     (RequestTimeout, 503),
@@ -78,6 +90,7 @@ _MEANINGS = {
     416: "The range lies outside the file.",
     422: "The idempotency key came before with another request.",
     429: "The queue is full, or your own bound is reached. `Retry-After` says when to try again.",
+    431: "The headers are too large.",
     500: "The server made a mistake.",
     503: "The server takes no videos now. `Retry-After` says when to try again.",
 }
@@ -101,7 +114,7 @@ class ErrorBody(BaseModel):
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """The `responses` of a route for these statuses, and those that any route may give."""
     found: dict[int | str, dict[str, Any]] = {}
-    for status in sorted({*statuses, 401, 403, 500}):
+    for status in sorted({*statuses, 401, 403, 431, 500}):
         found[status] = {"model": ErrorBody, "description": _MEANINGS[status]}
         if status in (429, 503):
             header = {"description": "Seconds, from the measured rate.", "schema": {"type": "integer"}}

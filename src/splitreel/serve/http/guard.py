@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from splitreel.config import ServeConfig
 from splitreel.observe.logs import get_logger
-from splitreel.serve.http.errors import Forbidden, Unauthorized, as_response
+from splitreel.serve.http.errors import Forbidden, HeadersTooLarge, Unauthorized, as_response
 from splitreel.serve.http.keys import is_loopback, owner_of
 
 logger = get_logger(__name__)
@@ -31,6 +31,7 @@ _HEADERS = {
 }
 # What the API answers is data: nothing in it may run, and nobody but the asker may keep it. A page sets its own policy.
 _API_HEADERS = {"Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'", "Cache-Control": "no-store"}
+_MAX_HEADERS = 32_768
 Count = Callable[[str, int, float], None]
 
 
@@ -65,10 +66,11 @@ class Guard:
 
         headers = Headers(scope=scope)
         try:
+            _check_size(headers)
             self._check_host(headers)
             self._check_origin(headers)
             scope.setdefault("state", {})["owner"] = self._owner(headers, scope["path"])
-        except (Forbidden, Unauthorized) as error:
+        except (Forbidden, Unauthorized, HeadersTooLarge) as error:
             response = as_response(error)
             if not is_data and isinstance(error, Unauthorized):
                 response.headers["WWW-Authenticate"] = 'Basic realm="splitreel", charset="UTF-8"'  # a browser asks
@@ -115,6 +117,12 @@ class Guard:
             f"Origin: expected none, or this server's own address, found {origin[:80]!r}. Pages of other sites may not use "
             "it; a proxy must pass the Host header on."
         )
+
+
+def _check_size(headers: Headers) -> None:
+    size = sum(len(name) + len(value) for name, value in headers.raw)
+    if size > _MAX_HEADERS:
+        raise HeadersTooLarge(f"headers: expected at most {_MAX_HEADERS} bytes, found {size}. Send fewer cookies.")
 
 
 def _netloc(origin: str) -> str:

@@ -18,7 +18,7 @@ from splitreel.errors import ConfigError
 from splitreel.roles.definition import ModelDefinition
 from splitreel.serve.http.app import create_app
 from splitreel.serve.http.keys import check_exposure
-from splitreel.serve.jobs import JobService
+from splitreel.serve.jobs.service import JobService
 
 _CLOSE_SECONDS = 5  # what answers under way get once everything else has ended
 Say = Callable[[str], None]
@@ -69,10 +69,9 @@ def serve(
         return asyncio.run(_run(service, create_app(service), bound, say, on_open))
 
 
-async def _run(
-    service: JobService, app: FastAPI, bound: socket.socket, say: Say, on_open: Callable[[], None]
-) -> BaseException | None:
-    config = uvicorn.Config(
+def uvicorn_config(app: FastAPI) -> uvicorn.Config:
+    """How the app is served: nothing is believed of proxies' headers, nothing is said of the software."""
+    return uvicorn.Config(
         app,
         log_config=None,
         access_log=False,
@@ -82,7 +81,12 @@ async def _run(
         timeout_graceful_shutdown=_CLOSE_SECONDS,
         h11_max_incomplete_event_size=65_536,
     )
-    server = _Server(config)
+
+
+async def _run(
+    service: JobService, app: FastAPI, bound: socket.socket, say: Say, on_open: Callable[[], None]
+) -> BaseException | None:
+    server = _Server(uvicorn_config(app))
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     told: list[int] = []

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
-from splitreel.serve.jobs import JobView
-from splitreel.serve.jobs.service import MAX_PRIORITY
+from splitreel.serve.jobs.table import MAX_PRIORITY
+from splitreel.serve.jobs.view import JobView
 
 _SIZE = re.compile(r"(\d{1,5})x(\d{1,5})")
 

@@ -22,7 +22,8 @@ from splitreel.serve.http.bodies import read_body
 from splitreel.serve.http.errors import documented
 from splitreel.serve.http.orders import check_model, model_id, parse, request_of
 from splitreel.serve.http.shapes import CreateVideo, Video, VideoDeleted, VideoPage, video_of
-from splitreel.serve.jobs import JobService, JobView
+from splitreel.serve.jobs.service import JobService
+from splitreel.serve.jobs.view import JobView
 
 Id = Annotated[str, PathParameter(description="A video's id.", pattern=r"^video_[0-9a-f]{24}$")]
 IdempotencyKey = Annotated[

@@ -1,8 +1,10 @@
-"""What the job service refuses beyond what a session does."""
+"""What the job service refuses beyond what a session does, and what clients are told of any error."""
 
 from __future__ import annotations
 
-from splitreel.errors import QueueFull, RequestError
+import re
+
+from splitreel.errors import QueueFull, RequestError, SplitreelError
 
 
 class JobNotFound(RequestError):
@@ -27,3 +29,17 @@ class OverQuota(QueueFull):
 
 class NotReady(RequestError):
     """The server takes no jobs now: it loads, a role is away, or it is being stopped. Detail: `retry_after` in seconds."""
+
+
+def code_of(error: BaseException) -> str:
+    """A machine's word for an error: the class's name, `worker_lost`; `internal_error` for what is none of ours."""
+    if not isinstance(error, SplitreelError) or type(error) is SplitreelError:
+        return "internal_error"
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", type(error).__name__).lower()
+
+
+def message_of(error: BaseException) -> str:
+    """What clients may read: our own messages; of anything else only that it happened."""
+    if isinstance(error, SplitreelError):
+        return error.message
+    return f"The server made a mistake ({type(error).__name__}); its log says more."

@@ -7,7 +7,6 @@ as ended, put back into the queue, or its lease runs out and whoever finds it pu
 from __future__ import annotations
 
 import asyncio
-import re
 import secrets
 import time
 from collections.abc import Callable, Coroutine
@@ -25,6 +24,7 @@ from splitreel.request import GenerateResult
 from splitreel.serve.jobs.bell import Bell, rung_within
 from splitreel.serve.jobs.folder import JobFolder
 from splitreel.serve.jobs.pace import Pace
+from splitreel.serve.jobs.refusals import code_of, message_of
 from splitreel.serve.jobs.server import has_ended, server_name
 from splitreel.serve.jobs.spec import restore_request
 from splitreel.serve.jobs.store import JobStore, Outcome
@@ -302,17 +302,3 @@ class Runner:
         except OSError as error:
             logger.warning("job %s: its trace could not be kept: %s", run.job.id, error)
             return 0
-
-
-def code_of(error: BaseException) -> str:
-    """A machine's word for an error: the class's name, `worker_lost`; `internal_error` for what is none of ours."""
-    if not isinstance(error, SplitreelError) or type(error) is SplitreelError:
-        return "internal_error"
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", type(error).__name__).lower()
-
-
-def message_of(error: BaseException) -> str:
-    """What clients may read: our own messages; of anything else only that it happened."""
-    if isinstance(error, SplitreelError):
-        return error.message
-    return f"The server made a mistake ({type(error).__name__}); its log says more."

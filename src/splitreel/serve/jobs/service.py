@@ -23,13 +23,12 @@ from splitreel.serve.jobs.refusals import NothingThere, NotReady
 from splitreel.serve.jobs.runner import Runner
 from splitreel.serve.jobs.spec import MediaLimits, check_media, digest, placed, store_request
 from splitreel.serve.jobs.store import JobStore, resolve_url
-from splitreel.serve.jobs.table import PRIORITY_SECONDS, Job
+from splitreel.serve.jobs.table import MAX_PRIORITY, PRIORITY_SECONDS, Job
 from splitreel.serve.jobs.view import Condition, JobView, ServiceStats, view_of
 from splitreel.session import Session
 
 T = TypeVar("T")
 
-MAX_PRIORITY = 100
 _QUIET_SECONDS = 10.0  # a follower hears this often at least
 _LOOK_SECONDS = 1.0  # how often a follower asks the database for what another server did
 _CHECKS = 2  # requests whose media are decoded at the same time: a long clip takes about a gigabyte

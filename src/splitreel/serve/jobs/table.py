@@ -14,6 +14,7 @@ SCHEMA = 1
 
 # One point of priority is worth this many seconds of waiting: a bound on how long anybody can be overtaken.
 PRIORITY_SECONDS = 60.0
+MAX_PRIORITY = 100
 
 
 class Base(DeclarativeBase):
