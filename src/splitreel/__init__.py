@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from splitreel.version import __version__
 
 if TYPE_CHECKING:
+    from splitreel.client import Client
     from splitreel.config import Config, load_config
     from splitreel.errors import (
         CheckpointError,
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 
 # Where each name lives. `__all__`, the imports above and this table are held equal by tests/unit/test_public_names.py.
 _MODULES = {
+    "Client": "splitreel.client",
     "Config": "splitreel.config",
     "load_config": "splitreel.config",
     "CheckpointError": "splitreel.errors",
@@ -90,6 +92,7 @@ _MODULES = {
 __all__ = [
     "AudioReference",
     "CheckpointError",
+    "Client",
     "ClusterError",
     "ClusterUnreachable",
     "Config",

@@ -10,6 +10,7 @@ import splitreel
 PUBLIC = [
     "AudioReference",
     "CheckpointError",
+    "Client",
     "ClusterError",
     "ClusterUnreachable",
     "Config",
@@ -69,4 +70,4 @@ def test_every_name_has_a_module_and_an_import_for_type_checkers() -> None:
 def test_importing_the_package_loads_nothing_heavy() -> None:
     code = "import sys, splitreel, splitreel.serve.cli; splitreel.load_config; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
-    assert not {"torch", "diffusers", "transformers", "ray"} & set(loaded.split())
+    assert not {"torch", "diffusers", "transformers", "ray", "fastapi", "sqlalchemy"} & set(loaded.split())
