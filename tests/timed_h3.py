@@ -71,7 +71,7 @@ class TimedProgram:
         else:
             assert self.stage.following is not None
             kind, tensors = KINDS[self.stage.following], {"data": torch.zeros(64, dtype=torch.uint8)}
-        calls = {"transformer_calls": values["steps"] - 1}
+        calls = {"transformer_calls": values["steps"] - 1, "cached_steps": 0}
         return Payload(
             Header(header.request_id, header.workflow, kind, SCHEMA, header.geometry, {**kept, **calls}, header.trace),
             tensors,
@@ -92,7 +92,7 @@ class TimedH3(MiniMaxH3):
     def payload_spec(self, stage: Stage, workflow: str, geometry: Any) -> PayloadSpec:
         if stage is Stage.ENCODE:
             return payload_spec(stage, workflow, geometry)
-        names = ("num_frames", "height", "width", "steps", "seed", "transformer_calls")
+        names = ("num_frames", "height", "width", "steps", "seed", "transformer_calls", "cached_steps")
         values = {**dict.fromkeys(names, int), "output": str}
         return PayloadSpec(KINDS[stage], SCHEMA, (FieldSpec("data", ("uint8",), (None,)),), values)
 

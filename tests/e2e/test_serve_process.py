@@ -52,7 +52,7 @@ def test_killed_three_times_in_a_row(tmp_path: Path) -> None:
                     for video_id in seeds:
                         until_ended(http, video_id)
                     for seed in range(2, 8):
-                        seeds[post(http, seed, 30)] = seed
+                        seeds[post(http, seed, 15)] = seed
                 states = Counter(str(video["status"]) for video in videos(http).values())
                 if turn == 0:
                     assert states["completed"] == 2
