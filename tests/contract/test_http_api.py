@@ -253,7 +253,7 @@ def test_a_full_queue_says_when_to_come_back(tmp_path: Path) -> None:
         assert refused
         assert {answer.status_code for answer in answers} == {200, 429}
         assert refused[0].json()["error"]["code"] == "queue_full"
-        assert int(refused[0].headers["retry-after"]) == 60, "nothing was measured yet"
+        assert 1 <= int(refused[0].headers["retry-after"]) <= 60, "60 until a film was made"
         for answer in answers:
             if answer.status_code == 200:
                 until_ended(http, answer.json()["id"])
