@@ -151,6 +151,9 @@ class Clockwork:
     def recipe(self, name: str, checkpoint: Checkpoint, spec: RoleSpec) -> Recipe:
         raise KeyError(name)
 
+    def adapted(self, name: str, component: Any, checkpoint: Checkpoint, spec: RoleSpec) -> Any:
+        return component
+
     def read_geometry(self, checkpoint: Checkpoint, workflows: Sequence[str]) -> Facts:
         if self.trouble_at_prepare is not None:
             _cause(self.trouble_at_prepare)

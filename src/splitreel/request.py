@@ -100,7 +100,8 @@ def new_request_id() -> str:
 class GenerateRequest:
     """One film to make.
 
-    `steps` counts sigma points, so a request makes `steps - 1` transformer calls. `seed=None` draws one, which the
+    `steps` counts sigma points, so a request makes `steps - 1` transformer calls; without it the config's preset says how
+    many, else 50. `seed=None` draws one, which the
     result reports. `num_frames` is rounded up to the next legal count, `seconds` to the next legal duration; at most
     one of the two. `height` and `width` go together; without them the first keyframe, else 16:9, gives the canvas.
     """
@@ -113,7 +114,7 @@ class GenerateRequest:
     seconds: float | None = None
     height: int | None = None
     width: int | None = None
-    steps: int = 50
+    steps: int | None = None
     seed: int | None = None
     output: Output = "mp4"
     priority: int = 0
@@ -174,7 +175,7 @@ def check_plain_fields(request: GenerateRequest) -> None:
         refuse("prompt", "valid Unicode", f"half a character at {error.start}", "Read the text as UTF-8.")
     for name in ("num_frames", "height", "width", "steps", "priority"):
         value = getattr(request, name)
-        if value is None and name in ("num_frames", "height", "width"):
+        if value is None and name in ("num_frames", "height", "width", "steps"):
             continue
         if isinstance(value, bool) or not isinstance(value, int):
             refuse(name, "a whole number", value)
@@ -188,14 +189,14 @@ def check_plain_fields(request: GenerateRequest) -> None:
         refuse("seconds", "either num_frames or seconds", f"both ({request.num_frames} and {request.seconds})")
     if (request.height is None) != (request.width is None):
         refuse("height, width", "both or neither", f"{request.height} x {request.width}")
-    if request.steps < 2:
+    if request.steps is not None and request.steps < 2:
         refuse(
             "steps",
             "2 or more",
             request.steps,
             "Steps are sigma points: N points make N - 1 transformer calls, so 1 would make none.",
         )
-    if request.steps > 1000:
+    if request.steps is not None and request.steps > 1000:
         refuse("steps", "at most 1000", request.steps)
     seed = request.seed
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63):

@@ -102,7 +102,7 @@ class Session:
 
     def check(self, request: GenerateRequest) -> Effective:
         """What a request would make, or InvalidRequest. Reads its media; sends nothing."""
-        return prepare(request, self.geometry, self.config.model.workflows)[0]
+        return self._prepared(request)[0]
 
     def submit(self, request: GenerateRequest, *, on_progress: OnProgress | None = None) -> JobHandle:
         """Check a request, admit it and return at once. Raises InvalidRequest or QueueFull.
@@ -234,11 +234,15 @@ class Session:
                 "GenerateRequest(prompt=text).",
                 field="request",
             )
-        effective, payload = prepare(request, self.geometry, self.config.model.workflows)
+        effective, payload = self._prepared(request)
         above = TraceContext.current()
         context = TraceContext.new(above)
         carrying = replace(payload, header=replace(payload.header, trace=context.carrier()))
         return _Prepared(effective, pack(carrying), context, above)
+
+    def _prepared(self, request: GenerateRequest) -> tuple[Effective, Payload]:
+        model = self.config.model
+        return prepare(request, self.geometry, model.workflows, model.default_steps)
 
     async def _admit(self, request: GenerateRequest, prepared: _Prepared, on_progress: OnProgress | None) -> JobHandle:
         job = self._engine.submit(
@@ -357,7 +361,7 @@ def preflight(config: Config, requests: Sequence[GenerateRequest]) -> list[Effec
     for request in requests:
         try:
             if geometry is not None:
-                found.append(prepare(request, geometry, workflows)[0])
+                found.append(prepare(request, geometry, workflows, config.model.default_steps)[0])
             else:
                 check_workflow(request, workflows)
                 check_references(request)

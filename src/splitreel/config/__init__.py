@@ -4,8 +4,9 @@
 Knows YAML and pydantic; must not know Ray, torch or the model.
 """
 
-from splitreel.config.attention import ATTENTION_BACKENDS, AttentionConfig, known_backend
+from splitreel.config.attention import ATTENTION_BACKENDS, AttentionConfig, VsaConfig, known_backend
 from splitreel.config.memory import MemoryConfig
+from splitreel.config.presets import PRESETS, Preset
 from splitreel.config.reading import apply_override, load_config, parse_config
 from splitreel.config.schema import (
     DTYPES,
@@ -18,12 +19,13 @@ from splitreel.config.schema import (
     TraceConfig,
 )
 from splitreel.config.serving import KeyConfig, ServeConfig
-from splitreel.config.slices import AttentionSpec, CacheSpec, MemorySpec, RoleSpec
+from splitreel.config.slices import AttentionSpec, CacheSpec, MemorySpec, RoleSpec, ScheduleSpec, VsaSpec
 from splitreel.config.speed import CacheConfig, CompileConfig
 
 __all__ = [
     "ATTENTION_BACKENDS",
     "DTYPES",
+    "PRESETS",
     "STAGES_OF_ROLE",
     "AttentionConfig",
     "AttentionSpec",
@@ -37,10 +39,14 @@ __all__ = [
     "MemoryConfig",
     "MemorySpec",
     "ModelConfig",
+    "Preset",
     "RoleConfig",
     "RoleSpec",
+    "ScheduleSpec",
     "ServeConfig",
     "TraceConfig",
+    "VsaConfig",
+    "VsaSpec",
     "apply_override",
     "known_backend",
     "load_config",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import difflib
-from typing import Annotated, Any
+from dataclasses import replace
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
 from splitreel.config.section import Section
-from splitreel.config.slices import AttentionSpec
+from splitreel.config.slices import AttentionSpec, VsaSpec
 
 # diffusers' backends without the underscore that some of its names begin with. Written out, so that a misspelt name is
 # refused on the driver without importing diffusers; a test holds it against diffusers' own list.
@@ -63,6 +64,30 @@ def known_backend(value: Any) -> Any:
 BackendName = Annotated[str, BeforeValidator(known_backend)]
 
 
+class VsaConfig(Section):
+    """Video sparse attention: each tile of video rows attends to the tiles that suit it best, and to all that is no video."""
+
+    tile: Literal[64, 256] = Field(default=64, description="Rows of a tile: 64 (4x4x4) or 256 (4x8x8).")
+    sparsity: float = Field(
+        default=0.9, ge=0, lt=1, description="Part of the video's tiles that a tile does not look at. 0 is dense."
+    )
+    mode: Literal["exempt", "compete"] = Field(
+        default="exempt",
+        description="exempt: text, conditions and sound are always looked at. compete: they are ranked with the video.",
+    )
+    dense_first_steps: int = Field(default=0, ge=0, description="Transformer calls at the start that are dense.")
+    dense_layers: list[Annotated[int, Field(ge=0)]] = Field(
+        default=[], description="Layers that are always dense, counted from 0."
+    )
+
+    def spec(self, over: VsaSpec | None = None) -> VsaSpec:
+        """The same for a worker; what is not said here is as in `over`."""
+        given = {name: getattr(self, name) for name in self.model_fields_set}
+        if "dense_layers" in given:
+            given["dense_layers"] = tuple(sorted(set(self.dense_layers)))
+        return replace(over or VsaSpec(), **given)
+
+
 class AttentionConfig(Section):
     """Attention of a role's components. Whatever is asked for by name runs, or the role does not start."""
 
@@ -81,11 +106,18 @@ class AttentionConfig(Section):
         default=False, description="Let *_hub backends fetch their kernel from the Hugging Face hub and run it."
     )
 
-    def spec(self) -> AttentionSpec:
-        """The same for a worker."""
+    vsa: VsaConfig | None = Field(
+        default=None, description="Sparse attention of the transformer's blocks. null: none, whatever the preset says."
+    )
+
+    def spec(self, preset: VsaSpec | None = None) -> AttentionSpec:
+        """The same for a worker, sparse attention by default as in `preset`."""
+        if "vsa" in self.model_fields_set:
+            preset = self.vsa.spec(preset) if self.vsa is not None else None
         return AttentionSpec(
             transformer=self.backend,
             refiner=self.refiner or self.backend,
             vae=self.vae,
             hub_kernels=self.hub_kernels,
+            vsa=preset,
         )

@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from splitreel.config.attention import AttentionConfig
 from splitreel.config.memory import MemoryConfig
+from splitreel.config.presets import DEFAULT_STEPS, PRESETS, Preset
 from splitreel.config.section import Section
 from splitreel.config.serving import ServeConfig
 from splitreel.config.slices import RoleSpec
@@ -43,6 +44,14 @@ def _known_workflows(value: Any) -> Any:
     return value
 
 
+def _known_preset(value: Any) -> Any:
+    if value is None or (isinstance(value, str) and value in PRESETS):
+        return value
+    near = difflib.get_close_matches(str(value), PRESETS, n=1)
+    hint = f". Did you mean {near[0]}?" if near else ""
+    raise ValueError(f"expected one of {', '.join(PRESETS)}, found {reprlib.repr(value)}{hint}")
+
+
 def _known_dtypes(value: Any) -> Any:
     """Likewise for a dtype, or a mapping of components to dtypes."""
     names = list(value.values()) if isinstance(value, dict) else [value]
@@ -62,11 +71,21 @@ class ModelConfig(Section):
         default="t2va", description="t2va (text), fl2va (first/last keyframe), ref2va (references), or a list."
     )
     revision: str | None = Field(default=None, description="A hub branch, tag or commit.")
+    preset: Annotated[str, BeforeValidator(_known_preset)] | None = Field(
+        default=None,
+        description="h3, fasth3-4step or fasth3-8step-v2: steps and sparse attention that the checkpoint was made for, where "
+        "nothing else is said; its schedulers' shifts are checked.",
+    )
 
     @property
     def workflows(self) -> tuple[str, ...]:
         """The workflows served, as a tuple."""
         return (self.workflow,) if isinstance(self.workflow, str) else tuple(dict.fromkeys(self.workflow))
+
+    @property
+    def default_steps(self) -> int:
+        """Steps of a request that names none."""
+        return PRESETS[self.preset].steps if self.preset is not None else DEFAULT_STEPS
 
 
 class ClusterConfig(Section):
@@ -243,6 +262,7 @@ class Config(Section):
             ("attention.backend", attention.backend, attention.backend not in plain, Stage.DENOISE),
             ("attention.refiner", attention.refiner, attention.refiner not in plain, Stage.DENOISE),
             ("attention.vae", attention.vae, attention.vae not in plain, Stage.DECODE),
+            ("attention.vsa", "it", attention.vsa is not None, Stage.DENOISE),
             ("cache", role.cache and role.cache.kind, role.cache is not None, Stage.DENOISE),
             ("compile.transformer", True, role.compile.transformer, Stage.DENOISE),
             ("compile.text_encoder", True, role.compile.text_encoder, Stage.ENCODE),
@@ -277,6 +297,9 @@ class Config(Section):
     def role_spec(self, role: str) -> RoleSpec:
         """The slice that a worker of `role` gets."""
         settings = self.roles[role]
+        preset: Preset | None = None
+        if self.model.preset is not None and Stage.DENOISE in self.stages_of(role):
+            preset = PRESETS[self.model.preset]
         dtypes = {"default": settings.dtype} if isinstance(settings.dtype, str) else dict(settings.dtype)
         return RoleSpec(
             role=role,
@@ -288,7 +311,8 @@ class Config(Section):
             dtypes=tuple(sorted(dtypes.items())),
             threads=settings.threads,
             prompt_cache_bytes=settings.prompt_cache_bytes,
-            attention=settings.attention.spec(),
+            attention=settings.attention.spec(preset.vsa if preset else None),
+            schedule=preset.schedule if preset else None,
             memory=settings.memory.spec(),
             cache=settings.cache.spec() if settings.cache is not None else None,
             compile=settings.compile.components(),

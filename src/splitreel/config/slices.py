@@ -3,9 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from splitreel.request import Stage
+
+
+@dataclass(frozen=True)
+class VsaSpec:
+    """Sparse attention of the transformer's blocks: the fields of `VsaConfig`."""
+
+    tile: int = 64
+    sparsity: float = 0.9
+    mode: Literal["exempt", "compete"] = "exempt"
+    dense_first_steps: int = 0
+    dense_layers: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class ScheduleSpec:
+    """What a preset says of the schedules: shifts of video and sound, and the `rungs` of a distilled one, if it has any.
+
+    Rungs are noise levels of 1000, before the shift and without the last zero.
+    """
+
+    preset: str
+    video_shift: float
+    audio_shift: float
+    rungs: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -16,6 +40,7 @@ class AttentionSpec:
     refiner: str | None = None
     vae: str | None = None
     hub_kernels: bool = False
+    vsa: VsaSpec | None = None
 
 
 @dataclass(frozen=True)
@@ -60,6 +85,7 @@ class RoleSpec:
     memory: MemorySpec = MemorySpec()
     cache: CacheSpec | None = None
     compile: tuple[str, ...] = ()
+    schedule: ScheduleSpec | None = None
     trace_record: bool = True
     trace_sync: bool = False
     trace_nvtx: bool = False

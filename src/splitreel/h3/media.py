@@ -38,8 +38,11 @@ from splitreel.request import AudioReference, Effective, GenerateRequest, ImageR
 from splitreel.wire import Header, Payload
 
 
-def prepare(request: GenerateRequest, geometry: Geometry, workflows: Sequence[str]) -> tuple[Effective, Payload]:
+def prepare(
+    request: GenerateRequest, geometry: Geometry, workflows: Sequence[str], default_steps: int
+) -> tuple[Effective, Payload]:
     """Check a request and make the payload for the encode stage. Raises InvalidRequest; sends nothing."""
+    steps = request.steps if request.steps is not None else default_steps
     workflow = check_workflow(request, workflows)
     check_references(request)
     request = request.with_seed()
@@ -52,7 +55,7 @@ def prepare(request: GenerateRequest, geometry: Geometry, workflows: Sequence[st
         "num_frames": num_frames,
         "height": height,
         "width": width,
-        "steps": request.steps,
+        "steps": steps,
         "seed": request.seed,
         "output": request.output,
     }
@@ -70,8 +73,8 @@ def prepare(request: GenerateRequest, geometry: Geometry, workflows: Sequence[st
         fps=float(FPS),
         height=height,
         width=width,
-        steps=request.steps,
-        transformer_calls=request.steps - 1,
+        steps=steps,
+        transformer_calls=steps - 1,
         seed=request.seed,
         sample_rate=geometry.sample_rate,
         warnings=(*notes, *canvas_notes),

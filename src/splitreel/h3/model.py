@@ -12,6 +12,7 @@ from splitreel.h3 import cut
 from splitreel.h3.attention import attention_parts
 from splitreel.h3.decoding import DecodeProgram
 from splitreel.h3.geometry import Geometry, read_geometry
+from splitreel.h3.ladder import scheduled
 from splitreel.h3.payloads import SCHEMA, payload_spec
 from splitreel.h3.programs import DenoiseProgram, EncodeProgram, Watches, build_pipeline
 from splitreel.h3.recipes import recipe_for
@@ -86,6 +87,10 @@ class MiniMaxH3:
     def recipe(self, name: str, checkpoint: Checkpoint, spec: RoleSpec) -> Recipe:
         """How a component with weights is built and filled."""
         return recipe_for(name, self.component_class(name), checkpoint, spec)
+
+    def adapted(self, name: str, component: Any, checkpoint: Checkpoint, spec: RoleSpec) -> Any:
+        """Schedulers, checked against the preset and with its noise levels."""
+        return scheduled(name, component, spec.schedule, str(checkpoint.root / name / "scheduler_config.json"))
 
     def read_geometry(self, checkpoint: Checkpoint, workflows: Sequence[str]) -> Geometry:
         """Read and cross-check the components' configurations."""

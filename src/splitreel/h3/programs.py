@@ -17,6 +17,7 @@ from splitreel.h3.geometry import Geometry, GeometryPipeline
 from splitreel.h3.media import encode_inputs
 from splitreel.h3.payloads import KINDS, SCHEMA
 from splitreel.h3.schedules import TablesBegin
+from splitreel.h3.vsa.processor import VsaBegin, VsaEnd, run_of
 from splitreel.h3.watch import ModuleWatch
 from splitreel.request import Stage
 from splitreel.roles.checkpoint import Checkpoint
@@ -205,10 +206,15 @@ def build_pipeline(
         loop = blocks.sub_blocks["denoise.denoise"]
         loop.sub_blocks.insert("begin", StepBegin(report), 0)
         loop.sub_blocks.insert("report", report, len(loop.sub_blocks))
-        tables = tables_of(components["transformer_ref" if workflow == "ref2va" else "transformer"])
+        transformer = components["transformer_ref" if workflow == "ref2va" else "transformer"]
+        tables = tables_of(transformer)
         if tables is not None:
             report.tables = TablesBegin(tables)
             loop.sub_blocks.insert("tables", report.tables, 0)
+        vsa = run_of(transformer)
+        if vsa is not None:
+            loop.sub_blocks.insert("vsa", VsaBegin(vsa), 0)
+            loop.sub_blocks.insert("vsa_end", VsaEnd(vsa), len(loop.sub_blocks))
         loop.set_progress_bar_config(disable=True)
     pipeline = GeometryPipeline(
         blocks=blocks, pretrained_model_name_or_path=str(checkpoint.root), local_files_only=True

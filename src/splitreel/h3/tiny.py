@@ -61,6 +61,7 @@ from splitreel.h3.tiny_spec import (
 )
 from splitreel.h3.tiny_text import make_processor, make_tokenizer, text_encoder_config
 from splitreel.h3.tiny_weights import adjust_audio_vae, adjust_vae, fill, latent_statistics
+from splitreel.h3.vsa.gates import add_gates
 
 # Part of the cache's folder names: raise it whenever the files would come out different.
 MAKER_VERSION = 2
@@ -81,11 +82,12 @@ def make_tiny(
     size: Size = "tiny",
     dtype: Dtype = "float32",
     seed: int = 0,
+    vsa_gates: bool = False,
 ) -> Path:
     """Write a checkpoint into `directory` and return its path; a checkpoint made with the same parameters is kept.
 
-    The folder appears whole or not at all. Raises ConfigError for an unknown parameter, or when `directory` exists and
-    holds anything else.
+    `vsa_gates` adds to both transformers the gates of sparse attention that FastH3's checkpoints have. The folder appears
+    whole or not at all. Raises ConfigError for an unknown parameter, or when `directory` exists and holds anything else.
     """
     _check_choice("geometry", geometry, GEOMETRIES)
     _check_choice("size", size, SIZES)
@@ -97,6 +99,8 @@ def make_tiny(
         "seed": seed,
         "size": size,
     }
+    if vsa_gates:
+        parameters["vsa_gates"] = True
     target = Path(directory)
     with _MAKING:
         if not _is_made(target, parameters):
@@ -154,7 +158,14 @@ def _make(target: Path, parameters: dict[str, Any]) -> None:
     partial.mkdir()
     try:
         with _quiet_and_repeatable():
-            _write(partial, parameters["geometry"], parameters["size"], parameters["dtype"], parameters["seed"])
+            _write(
+                partial,
+                parameters["geometry"],
+                parameters["size"],
+                parameters["dtype"],
+                parameters["seed"],
+                vsa_gates=parameters.get("vsa_gates", False),
+            )
         (partial / MARKER).write_text(_json(parameters), encoding="utf-8")
         try:
             partial.rename(target)
@@ -184,12 +195,14 @@ def _quiet_and_repeatable() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
-def _write(root: Path, geometry: Geometry, size: Size, dtype: Dtype, seed: int) -> None:
+def _write(root: Path, geometry: Geometry, size: Size, dtype: Dtype, seed: int, *, vsa_gates: bool) -> None:
     spec, widths = GEOMETRY_SPECS[geometry], SIZE_SPECS[size]
     narrow = torch.bfloat16 if dtype == "bfloat16" else torch.float32
 
     for component in ("transformer", "transformer_ref"):
         transformer = MiniMaxH3Transformer3DModel(**transformer_config(spec, widths))
+        if vsa_gates:
+            add_gates(transformer)
         fill(transformer, component, seed)
         # The released partitions keep their patch projections, time embedder and heads in float32.
         _cast(transformer, narrow, keep=MiniMaxH3Transformer3DModel._keep_in_fp32_modules)

@@ -105,6 +105,10 @@ class ModelDefinition(Protocol):
         """How a component with weights is built and filled in a role."""
         ...
 
+    def adapted(self, name: str, component: Any, checkpoint: Checkpoint, spec: RoleSpec) -> Any:
+        """What is used in place of a component without weights that was just loaded. Raises CheckpointError."""
+        ...
+
     def payload_spec(self, stage: Stage, workflow: str, geometry: Any) -> PayloadSpec:
         """What `stage` takes in."""
         ...

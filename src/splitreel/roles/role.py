@@ -147,6 +147,7 @@ class Role:
                     component = cls.from_pretrained(  # type: ignore[attr-defined]
                         str(checkpoint.root), subfolder=name, local_files_only=True
                     )
+                component = self.model.adapted(name, component, checkpoint, self.spec)
         except SplitreelError:
             raise
         except Exception as error:

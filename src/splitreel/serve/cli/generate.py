@@ -123,7 +123,7 @@ def generate(
         typer.Option(
             metavar="N",
             show_default=False,
-            help="Sigma points: N make N - 1 transformer calls. Default: 50.",
+            help="Sigma points: N make N - 1 transformer calls. Default: the config's model.preset, else 50.",
             rich_help_panel=_SIZE,
         ),
     ] = None,

@@ -17,6 +17,8 @@ splitreel make-tiny models/tiny
 
 splitreel make-tiny models/other --geometry other --size small --dtype bfloat16
 
+splitreel make-tiny models/fast --vsa-gates
+
 {EXIT_CODES}"""
 
 
@@ -31,6 +33,9 @@ def make_tiny(
     ] = "tiny",
     dtype: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Of the weights on disk.")] = "float32",
     seed: Annotated[int, typer.Option(min=0, help="Of the random weights.")] = 0,
+    vsa_gates: Annotated[
+        bool, typer.Option("--vsa-gates", help="With the gates of sparse attention that FastH3's checkpoints have.")
+    ] = False,
     verbose: Verbose = 0,
 ) -> None:
     """Write a checkpoint in the released layout with random weights: its films are noise, made in seconds on a CPU.
@@ -41,6 +46,6 @@ def make_tiny(
     from splitreel.session import make_tiny as make
 
     try:
-        print(make(directory, geometry=geometry, size=size, dtype=dtype, seed=seed))
+        print(make(directory, geometry=geometry, size=size, dtype=dtype, seed=seed, vsa_gates=vsa_gates))
     except OSError as error:
         raise Refused(f"DIR: expected a place where folders can be written, found {error}. Choose another.") from error
