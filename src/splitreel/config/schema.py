@@ -48,7 +48,7 @@ def _known_preset(value: Any) -> Any:
     if value is None or (isinstance(value, str) and value in PRESETS):
         return value
     near = difflib.get_close_matches(str(value), PRESETS, n=1)
-    hint = f". Did you mean {near[0]}?" if near else ""
+    hint = f". Did you mean {near[0]}" if near else ""
     raise ValueError(f"expected one of {', '.join(PRESETS)}, found {reprlib.repr(value)}{hint}")
 
 

@@ -23,6 +23,7 @@ from diffusers.modular_pipelines.minimax_h3 import (
 from diffusers.modular_pipelines.minimax_h3.modular_pipeline import resolve_canvas_size
 from PIL import Image
 
+from splitreel.config.presets import DEFAULT_STEPS
 from splitreel.errors import InvalidPayload, InvalidRequest
 from splitreel.h3.geometry import FPS, Geometry
 from splitreel.h3.payloads import KINDS, SCHEMA
@@ -39,7 +40,7 @@ from splitreel.wire import Header, Payload
 
 
 def prepare(
-    request: GenerateRequest, geometry: Geometry, workflows: Sequence[str], default_steps: int
+    request: GenerateRequest, geometry: Geometry, workflows: Sequence[str], default_steps: int = DEFAULT_STEPS
 ) -> tuple[Effective, Payload]:
     """Check a request and make the payload for the encode stage. Raises InvalidRequest; sends nothing."""
     steps = request.steps if request.steps is not None else default_steps
