@@ -65,7 +65,12 @@ class CreateVideo(BaseModel):
     keyframes: KeyframeSources | None = None
     references: list[ReferenceSource] = Field(default=[], max_length=12, description="In order (ref2va).")
     num_frames: int | None = Field(default=None, ge=1, le=10_000, description="Instead of seconds.")
-    steps: int = Field(default=50, ge=2, le=1000, description="Sigma points: N make N - 1 transformer calls.")
+    steps: int | None = Field(
+        default=None,
+        ge=2,
+        le=1000,
+        description="Sigma points: N make N - 1 transformer calls. Default: the server's preset, else 50.",
+    )
     seed: int | None = Field(default=None, ge=0, lt=2**63, description="Drawn and reported by default.")
     lora: Any = Field(default=None, description="Adapters, where the server has them.")
     priority: int = Field(
