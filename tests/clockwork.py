@@ -170,6 +170,12 @@ class Clockwork:
     def passing_values(self, stage: Stage) -> None:
         return None
 
+    def adapted_component(self, workflow: str) -> str:
+        return ""
+
+    def adapter_surface(self, name: str, component: Any) -> Any:
+        raise KeyError(name)
+
     def build_stage(
         self, stage: Stage, workflow: str, components: Mapping[str, Any], checkpoint: Checkpoint, geometry: Any
     ) -> Program:

@@ -4,6 +4,7 @@
      ├ ConfigError
      ├ RequestError      InvalidRequest · QueueFull · RequestTimeout · RequestCancelled
      ├ CheckpointError   MissingComponent · IncompleteCheckpoint · GeometryMismatch
+     ├ AdapterError
      ├ ClusterError      ClusterUnreachable · PlacementError · VersionMismatch · WorkerNotReady · WorkerLost
      ├ WireError         SchemaMismatch · InvalidPayload
      └ StageError        request id, stage, role, node, remote traceback
@@ -80,6 +81,10 @@ class IncompleteCheckpoint(CheckpointError):
 
 class GeometryMismatch(CheckpointError):
     """Two roles read different geometry, or a payload was made for another one."""
+
+
+class AdapterError(SplitreelError):
+    """A LoRA file cannot be used, or adapters cannot be changed now. Details: `file`, `unmatched`; `node`, `role`."""
 
 
 class ClusterError(SplitreelError):

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from splitreel.errors import InvalidRequest
+from splitreel.lora import LoraUse, as_uses
 from splitreel.media import Clip, Sound, write_film
 from splitreel.media.target import create_partial
 from splitreel.observe.spans import SpanRecorder
@@ -101,8 +102,9 @@ class GenerateRequest:
     """One film to make.
 
     `steps` counts sigma points, so a request makes `steps - 1` transformer calls; without it the config's preset says how
-    many, else 50. `seed=None` draws one, which the
-    result reports. `num_frames` is rounded up to the next legal count, `seconds` to the next legal duration; at most
+    many, else 50. `seed=None` draws one, which the result reports. `lora`: exactly these of the loaded adapters, as
+    `LoraUse`, name or mapping; None takes those that the session has set.
+    `num_frames` is rounded up to the next legal count, `seconds` to the next legal duration; at most
     one of the two. `height` and `width` go together; without them the first keyframe, else 16:9, gives the canvas.
     """
 
@@ -118,9 +120,12 @@ class GenerateRequest:
     seed: int | None = None
     output: Output = "mp4"
     priority: int = 0
+    lora: Sequence[LoraUse] | None = None
     request_id: str = field(default_factory=new_request_id)
 
     def __post_init__(self) -> None:
+        if self.lora is not None:
+            object.__setattr__(self, "lora", as_uses(self.lora))
         if isinstance(self.references, str | ImageReference | VideoReference | AudioReference):
             raise InvalidRequest(
                 f"references: expected a list, found one {type(self.references).__name__}. Put it in [ ].",
@@ -222,7 +227,8 @@ class Effective:
 
     `num_frames` at `fps`; the canvas `height` x `width` in pixels; `steps` sigma points and `transformer_calls`,
     of which `cached_steps` reused earlier work.
-    `warnings`: what was changed or may surprise (a rounded frame count, a stretched keyframe).
+    `warnings`: what was changed or may surprise (a rounded frame count, a stretched keyframe). `lora`: the adapters that
+    act, asked for or set for all.
     """
 
     workflow: str
@@ -236,6 +242,7 @@ class Effective:
     sample_rate: int
     cached_steps: int = 0
     warnings: tuple[str, ...] = ()
+    lora: tuple[LoraUse, ...] = ()
 
     @property
     def seconds(self) -> float:

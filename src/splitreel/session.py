@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeVar, overload
 
 from splitreel.cluster.backends import make_backend
 from splitreel.config import Config, TraceConfig, load_config
+from splitreel.engine.adapters import Adapters, Chosen
 from splitreel.engine.backend import WorkerHealth
 from splitreel.engine.engine import Deadlines, Engine
 from splitreel.engine.job import Film, Job, JobStatus
@@ -37,6 +38,7 @@ from splitreel.request import Effective, GenerateRequest, GenerateResult
 from splitreel.roles.checkpoint import open_checkpoint
 from splitreel.roles.definition import ModelDefinition
 from splitreel.session_aio import AsyncSession
+from splitreel.session_lora import SessionLora
 from splitreel.wire import Packed, Payload, pack, unpack
 
 T = TypeVar("T")
@@ -63,14 +65,16 @@ class Session:
         """
         self.config = config
         self.aio = AsyncSession(self)
+        self.lora = SessionLora(lambda: self._adapters, self._wait)
         sinks = trace_sinks(config.trace)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="splitreel-engine", daemon=True)
         self._thread.start()
         self._closed = False
         settings = config.engine
+        model = model or MiniMaxH3()
         self._engine = Engine(
-            make_backend(model or MiniMaxH3(), config),
+            make_backend(model, config),
             Limits(config.max_in_flight, settings.max_waiting, settings.retries, look_ahead=settings.look_ahead),
             Deadlines(
                 start=settings.start_timeout,
@@ -80,6 +84,12 @@ class Session:
             ),
             sinks,
             record_spans=config.trace.record,
+        )
+        self._adapters = Adapters(
+            self._engine.backend,
+            {workflow: model.adapted_component(workflow) for workflow in config.model.workflows},
+            settings.start_timeout,
+            settings.stage_timeout,
         )
         self._opening: asyncio.Task[None] | None = None
         if wait:
@@ -215,6 +225,8 @@ class Session:
         self._opening = asyncio.ensure_future(self._engine.start(on_load or (lambda progress: None)))
         await self._opening
         self.geometry = Geometry.from_dict(dict(self._engine.backend.geometry))
+        for name, adapter in self.config.lora.items():
+            await self._adapters.load(adapter.path, name, adapter.scale, **adapter.options())
 
     async def _end(self) -> None:
         if self._opening is not None and not self._opening.done():
@@ -234,17 +246,22 @@ class Session:
                 "GenerateRequest(prompt=text).",
                 field="request",
             )
-        effective, payload = self._prepared(request)
+        effective, payload, chosen = self._prepared(request)
         above = TraceContext.current()
         context = TraceContext.new(above)
         carrying = replace(payload, header=replace(payload.header, trace=context.carrier()))
-        return _Prepared(effective, pack(carrying), context, above)
+        return _Prepared(effective, pack(carrying), chosen, context, above)
 
-    def _prepared(self, request: GenerateRequest) -> tuple[Effective, Payload]:
+    def _prepared(self, request: GenerateRequest) -> tuple[Effective, Payload, Chosen]:
         model = self.config.model
-        return prepare(request, self.geometry, model.workflows, model.default_steps)
+        effective, payload = prepare(request, self.geometry, model.workflows, model.default_steps)
+        chosen = self._adapters.choose(request.lora, effective.workflow)
+        values = {**payload.header.values, "lora": chosen.applied}
+        carrying = replace(payload, header=replace(payload.header, values=values))
+        return replace(effective, lora=chosen.uses), carrying, chosen
 
     async def _admit(self, request: GenerateRequest, prepared: _Prepared, on_progress: OnProgress | None) -> JobHandle:
+        self._adapters.still_loaded(prepared.chosen)
         job = self._engine.submit(
             request.request_id,
             prepared.effective.workflow,
@@ -253,6 +270,7 @@ class Session:
             context=prepared.context,
             above=prepared.above,
         )
+        self._adapters.hold(prepared.chosen, job.future)
         if on_progress is not None:
             job.listeners.append(on_progress)
         return JobHandle(self, job, prepared)
@@ -267,10 +285,11 @@ class Session:
 
 @dataclass(frozen=True)
 class _Prepared:
-    """A checked request: what it will make, its payload, the ids of its span, and the caller's span above that."""
+    """A checked request: what it will make, its payload, its adapters, the ids of its span, and the caller's span."""
 
     effective: Effective
     submitted: Packed
+    chosen: Chosen
     context: TraceContext
     above: TraceContext | None
 

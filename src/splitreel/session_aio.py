@@ -13,6 +13,7 @@ from splitreel.errors import QueueFull
 from splitreel.observe.progress import LoadProgress, Progress
 from splitreel.request import GenerateRequest, GenerateResult
 from splitreel.roles.definition import ModelDefinition
+from splitreel.session_lora import AsyncSessionLora
 
 if TYPE_CHECKING:
     from splitreel.session import JobHandle, Session
@@ -27,6 +28,7 @@ class AsyncSession:
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        self.lora = AsyncSessionLora(lambda: session._adapters, self._hand_over)
 
     @classmethod
     async def open(

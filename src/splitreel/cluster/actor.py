@@ -17,6 +17,7 @@ from splitreel.cluster.host import NodeFacts, Reply, WorkerFacts, WorkerHost, ve
 from splitreel.cluster.transport import arrive
 from splitreel.config import RoleSpec
 from splitreel.engine.backend import WorkerHealth, hop_into
+from splitreel.lora import AdapterOrder
 from splitreel.observe.logs import get_logger, set_up_worker_log
 from splitreel.observe.progress import LoadProgress, Progress
 from splitreel.request import Stage
@@ -84,6 +85,15 @@ class WorkerActor:
             return arrive(nested[0], hop=hop_into(stage), timeout=hop_timeout, spans=control.spans, check=control.check)
 
         return self._host.run_stage(stage, request_id, arrival)
+
+    def adapt_between_stages(self, order: AdapterOrder) -> Reply:
+        """Carry out an order that writes weights."""
+        return self._host.adapt(order, lambda: np.empty(0, np.uint8))
+
+    @ray.method(concurrency_group="control")
+    def adapt(self, order: AdapterOrder, nested: list[Any], timeout: float) -> Reply:
+        """Carry out an order about adapters, with the file's bytes behind the reference in `nested`, if any."""
+        return self._host.adapt(order, lambda: ray.get(nested[0], timeout=timeout))
 
     @ray.method(concurrency_group="control")
     def stop(self, request_id: str) -> None:

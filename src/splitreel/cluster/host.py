@@ -17,9 +17,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from splitreel.config import RoleSpec
 from splitreel.engine.backend import PayloadGone, StageReceipt, WorkerHealth, hop_into
 from splitreel.errors import RequestCancelled, SplitreelError, StageError, WorkerNotReady
+from splitreel.lora import AdapterOrder
 from splitreel.observe.logs import about, get_logger
 from splitreel.observe.progress import LoadProgress, Progress
 from splitreel.observe.spans import Device, Place, SpanRecord, SpanRecorder, TraceContext
@@ -246,6 +250,10 @@ class WorkerHost:
             values=dict(result.header.values),
         )
 
+    def adapt(self, order: AdapterOrder, content: Callable[[], NDArray[np.uint8]]) -> Reply:
+        """Change the role's adapters; a LoraReceipt or None. `FuseAdapters` belongs to the stage thread."""
+        return self._reply("change its adapters", lambda: self._role.adapters.carry_out(order, content))
+
     def stop(self, request_id: str) -> None:
         """Ask the stage of this request to end at its next step; also when it is only about to start."""
         with self._lock:
@@ -337,6 +345,13 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             found[name] = "none"
     return found
+
+
+def slow(worker: str, order: AdapterOrder, timeout: float) -> WorkerNotReady:
+    """The error for a worker that has not carried out an order about adapters in time."""
+    return WorkerNotReady(
+        f"lora: expected worker {worker} to carry out {type(order).__name__} within {timeout:g} s, found it still at it."
+    )
 
 
 def reply_value(reply: Reply) -> Any:

@@ -9,11 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from splitreel.cluster.handshake import check_memory, compare
-from splitreel.cluster.host import NodeFacts, WorkerFacts, WorkerHost, reply_value, versions
+from splitreel.cluster.host import NodeFacts, WorkerFacts, WorkerHost, reply_value, slow, versions
 from splitreel.config import Config
-from splitreel.engine.backend import Listener, StageReceipt, WorkerHealth, WorkerInfo, hop_into
+from splitreel.engine.backend import BeforeServing, Listener, StageReceipt, WorkerHealth, WorkerInfo, as_it_is, hop_into
 from splitreel.errors import WorkerLost
+from splitreel.lora import AdapterOrder, FuseAdapters, LoraReceipt
 from splitreel.observe.progress import LoadProgress, Progress
 from splitreel.observe.spans import SpanRecord, SpanRecorder
 from splitreel.request import Stage
@@ -32,6 +36,7 @@ class LocalBackend:
         self._watch_threads = ThreadPoolExecutor(thread_name_prefix="splitreel-watch")
         self._on_spans: Callable[[Sequence[SpanRecord]], None] = lambda spans: None
         self.facts: list[WorkerFacts] = []
+        self.before_serving: BeforeServing = as_it_is
         host_name = socket.gethostname()
         for role, settings in config.roles.items():
             for index in range(len(settings.placements)):
@@ -80,6 +85,21 @@ class LocalBackend:
     async def replace_worker(self, worker: str, error: WorkerLost) -> None:
         """A thread cannot be replaced: the stage that does not stop goes on, and this says so."""
         raise error
+
+    async def share(self, content: NDArray[np.uint8]) -> Any:
+        """As they are."""
+        return content
+
+    async def adapt(self, worker: str, order: AdapterOrder, content: Any, timeout: float) -> LoraReceipt | None:
+        """In a thread of its own; what writes weights, in the worker's, between two stages."""
+        work = functools.partial(self._hosts[worker].adapt, order, lambda: content)
+        pool = self._threads[worker] if isinstance(order, FuseAdapters) else None
+        try:
+            reply = await asyncio.wait_for(asyncio.get_running_loop().run_in_executor(pool, work), timeout)
+        except TimeoutError:
+            raise slow(worker, order, timeout) from None
+        receipt: LoraReceipt | None = reply_value(reply)
+        return receipt
 
     async def fetch(self, payload: Any, spans: SpanRecorder) -> Any:
         """Already here."""

@@ -16,11 +16,12 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from splitreel.cluster.actor import WorkerActor
 from splitreel.cluster.environment import shown, split, worker_environment
-from splitreel.cluster.host import Reply, WorkerFacts, reply_value
+from splitreel.cluster.host import Reply, WorkerFacts, reply_value, slow
 from splitreel.cluster.placement import Node, Wish
 from splitreel.config import EngineConfig, RoleSpec
 from splitreel.engine.backend import PayloadGone, StageReceipt, WorkerHealth, WorkerInfo
 from splitreel.errors import PlacementError, SplitreelError, StageError, WorkerLost, WorkerNotReady
+from splitreel.lora import AdapterOrder, FuseAdapters, LoraReceipt
 from splitreel.observe.logs import get_logger
 from splitreel.observe.progress import LoadProgress, Progress
 from splitreel.observe.spans import SpanRecord
@@ -146,20 +147,9 @@ class Member:
 
     async def run_stage(self, stage: Stage, request_id: str, payload: Any) -> tuple[Any, StageReceipt]:
         """Run a stage; the payload stays where it was made, only the receipt comes here."""
-        actor, lost = self._actor, self._lost
-        if actor is None or lost is None or lost.done():
-            raise lost.result() if lost is not None and lost.done() else self._loss("it is being restarted")
+        actor, lost = self._reached()
         made, receipt = actor.run_stage.remote(stage, request_id, [payload], self._settings.hop_timeout)
-        answer = asyncio.ensure_future(as_future(receipt))
-        answer.add_done_callback(_seen)
-        self._stages_running += 1
-        try:
-            await asyncio.wait([answer, lost], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            self._stages_running -= 1
-        if not answer.done():
-            answer.cancel()
-            raise lost.result()
+        answer = await self._answer(receipt, lost)
         try:
             reply: Reply = answer.result()
         except RayActorError as error:
@@ -180,6 +170,47 @@ class Member:
             raise PayloadGone(reply.failure.message)
         self.restarts = 0
         return made, reply_value(reply)
+
+    async def adapt(self, order: AdapterOrder, content: Any, timeout: float) -> LoraReceipt | None:
+        """Change the worker's adapters; an order that writes weights waits for the stage under way."""
+        actor, lost = self._reached()
+        if isinstance(order, FuseAdapters):
+            reference = actor.adapt_between_stages.remote(order)
+        else:
+            reference = actor.adapt.remote(order, [] if content is None else [content], timeout)
+        try:
+            answer = await asyncio.wait_for(self._answer(reference, lost), timeout)
+            reply: Reply = answer.result()
+        except TimeoutError:
+            raise slow(self.name, order, timeout) from None
+        except RayActorError as error:
+            self.give_up(loss := self._loss(reason(error)))
+            raise loss from error
+        except RayError as error:
+            raise WorkerNotReady(f"{self.place}: adapters were not changed: {reason(error)}") from error
+        receipt: LoraReceipt | None = reply_value(reply)
+        return receipt
+
+    def _reached(self) -> tuple[Any, asyncio.Future[WorkerLost]]:
+        """The actor, and what tells of its loss. Raises WorkerLost when there is none now."""
+        actor, lost = self._actor, self._lost
+        if actor is None or lost is None or lost.done():
+            raise lost.result() if lost is not None and lost.done() else self._loss("it is being restarted")
+        return actor, lost
+
+    async def _answer(self, reference: Any, lost: asyncio.Future[WorkerLost]) -> asyncio.Future[Any]:
+        """Wait until the worker has answered; its silence counts meanwhile. Raises WorkerLost."""
+        answer = asyncio.ensure_future(as_future(reference))
+        answer.add_done_callback(_seen)
+        self._stages_running += 1
+        try:
+            await asyncio.wait([answer, lost], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._stages_running -= 1
+        if not answer.done():
+            answer.cancel()
+            raise lost.result()
+        return answer
 
     def stop_stage(self, request_id: str) -> None:
         """Ask the stage of this request to end at its next step."""

@@ -11,7 +11,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import ray
+from numpy.typing import NDArray
 from ray.exceptions import RayError
 
 from splitreel.cluster.connection import Connection, connect
@@ -22,8 +24,18 @@ from splitreel.cluster.placement import Node, Wish, place
 from splitreel.cluster.probe import knock, probe
 from splitreel.cluster.transport import arrive
 from splitreel.config import Config
-from splitreel.engine.backend import Listener, PayloadGone, StageReceipt, WorkerHealth, WorkerInfo, hop_into
+from splitreel.engine.backend import (
+    BeforeServing,
+    Listener,
+    PayloadGone,
+    StageReceipt,
+    WorkerHealth,
+    WorkerInfo,
+    as_it_is,
+    hop_into,
+)
 from splitreel.errors import SplitreelError, WorkerLost
+from splitreel.lora import AdapterOrder, LoraReceipt
 from splitreel.observe.logs import get_logger
 from splitreel.observe.progress import LoadProgress, Progress
 from splitreel.observe.spans import SpanRecord, SpanRecorder
@@ -45,6 +57,7 @@ class RayBackend:
         self._connection: Connection | None = None
         self._listener: Listener | None = None
         self._on_load: Callable[[LoadProgress], None] = lambda progress: None
+        self.before_serving: BeforeServing = as_it_is
         self._gpus_before: dict[str, float] = {}
         self._revivals: set[asyncio.Task[None]] = set()
         self._started = False
@@ -123,6 +136,14 @@ class RayBackend:
         """Ask the stage to end at its next step."""
         self._members[worker].stop_stage(request_id)
 
+    async def share(self, content: NDArray[np.uint8]) -> Any:
+        """In the object store, once for all workers."""
+        return await asyncio.to_thread(ray.put, content)
+
+    async def adapt(self, worker: str, order: AdapterOrder, content: Any, timeout: float) -> LoraReceipt | None:
+        """Change a worker's adapters."""
+        return await self._members[worker].adapt(order, content, timeout)
+
     async def fetch(self, payload: Any, spans: SpanRecorder) -> Any:
         """Bring the film here, as memory of this process: the store's goes away with the cluster."""
         try:
@@ -181,6 +202,7 @@ class RayBackend:
                 others = [other.facts for other in self._members.values() if other.facts is not None]
                 compare(others, versions())
                 await member.load()
+                await self.before_serving(member.info)
             except SplitreelError as problem:
                 logger.warning("%s: restart %d failed: %s", member.place, member.restarts, problem, extra=member.where)
                 member.end()

@@ -1,9 +1,10 @@
-"""The config file: `schema`, `attention`, `memory` and `speed` (its settings), `reading` (files, overrides, errors), `slices`
-(what each worker gets).
+"""The config file: its settings (`schema`, `attention`, `memory`, `speed`, `adapters`), `reading` (files, overrides, errors),
+`slices` (what each worker gets).
 
 Knows YAML and pydantic; must not know Ray, torch or the model.
 """
 
+from splitreel.config.adapters import LoraConfig
 from splitreel.config.attention import ATTENTION_BACKENDS, AttentionConfig, VsaConfig, known_backend
 from splitreel.config.memory import MemoryConfig
 from splitreel.config.presets import PRESETS, Preset
@@ -36,6 +37,7 @@ __all__ = [
     "Config",
     "EngineConfig",
     "KeyConfig",
+    "LoraConfig",
     "MemoryConfig",
     "MemorySpec",
     "ModelConfig",

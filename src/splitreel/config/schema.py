@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from splitreel.config.adapters import LoraConfig
 from splitreel.config.attention import AttentionConfig
 from splitreel.config.memory import MemoryConfig
 from splitreel.config.presets import DEFAULT_STEPS, PRESETS, Preset
@@ -224,6 +225,7 @@ class Config(Section):
     engine: EngineConfig = EngineConfig()
     trace: TraceConfig = TraceConfig()
     serve: ServeConfig = ServeConfig()
+    lora: dict[Annotated[str, Field(min_length=1)], LoraConfig] = Field(default={}, description="Adapters, by name.")
 
     @model_validator(mode="after")
     def _whole(self) -> Config:

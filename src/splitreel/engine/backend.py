@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from splitreel.errors import WorkerLost
+from splitreel.lora import AdapterOrder, LoraReceipt
 from splitreel.observe.progress import LoadProgress, Progress
 from splitreel.observe.spans import SpanRecord, SpanRecorder
 from splitreel.request import Stage
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,13 @@ class PayloadGone(Exception):
     """The payload that a stage was to start from no longer exists (its node died)."""
 
 
+BeforeServing = Callable[[WorkerInfo], Awaitable[None]]
+
+
+async def as_it_is(worker: WorkerInfo) -> None:
+    """Let a restarted worker serve as it came up."""
+
+
 class Listener(Protocol):
     """What a backend tells the engine; called on the engine's loop."""
 
@@ -97,7 +109,12 @@ class Listener(Protocol):
 
 
 class Backend(Protocol):
-    """Runs stages on workers. Payload handles are opaque: the engine keeps them and hands them on."""
+    """Runs stages on workers. Payload handles are opaque: the engine keeps them and hands them on.
+
+    `before_serving` is awaited for each worker that was restarted, before it is reported up.
+    """
+
+    before_serving: BeforeServing
 
     @property
     def workers(self) -> Sequence[WorkerInfo]:
@@ -127,6 +144,18 @@ class Backend(Protocol):
 
     async def replace_worker(self, worker: str, error: WorkerLost) -> None:
         """Give up a worker that does not answer, and start another in its place if the limits allow."""
+        ...
+
+    async def share(self, content: NDArray[np.uint8]) -> Any:
+        """Bytes in the form in which `adapt` hands them to workers; they are kept as long as what this returns is."""
+        ...
+
+    async def adapt(self, worker: str, order: AdapterOrder, content: Any, timeout: float) -> LoraReceipt | None:
+        """Change a worker's adapters: at once, but weights (`FuseAdapters`) only between two stages.
+
+        `content`: what `share` gave, for `InstallAdapter`. Raises AdapterError (nothing changed there), WorkerLost, or
+        WorkerNotReady after `timeout` seconds.
+        """
         ...
 
     async def fetch(self, payload: Any, spans: SpanRecorder) -> Any:

@@ -59,6 +59,7 @@ def prepare(
         "steps": steps,
         "seed": request.seed,
         "output": request.output,
+        "lora": [],  # the session knows under which ids a request's adapters are loaded
     }
     tensors: dict[str, Any] = {}
     if workflow == "fl2va":

@@ -13,6 +13,7 @@ from splitreel.h3.attention import attention_parts
 from splitreel.h3.decoding import DecodeProgram
 from splitreel.h3.geometry import Geometry, read_geometry
 from splitreel.h3.ladder import scheduled
+from splitreel.h3.lora import adapter_resolve, closed_modules
 from splitreel.h3.payloads import SCHEMA, payload_spec
 from splitreel.h3.programs import DenoiseProgram, EncodeProgram, Watches, build_pipeline
 from splitreel.h3.recipes import recipe_for
@@ -20,6 +21,7 @@ from splitreel.h3.schedules import make_expected_tables
 from splitreel.h3.tiny import cached_tiny
 from splitreel.h3.warmup import warm_up
 from splitreel.request import Stage
+from splitreel.roles.adapters.bind import Resolve
 from splitreel.roles.checkpoint import Checkpoint, ComponentFiles
 from splitreel.roles.definition import AttentionPart, StageProgram
 from splitreel.roles.loading import Recipe
@@ -102,7 +104,15 @@ class MiniMaxH3:
 
     def passing_values(self, stage: Stage) -> Set[str] | None:
         """Prompt states and condition latents do not depend on what the denoise stage draws or the decode stage writes."""
-        return frozenset({"seed", "steps", "output"}) if stage is Stage.ENCODE else None
+        return frozenset({"seed", "steps", "output", "lora"}) if stage is Stage.ENCODE else None
+
+    def adapted_component(self, workflow: str) -> str:
+        """The transformer that denoises: the two have modules of the same names and different weights."""
+        return next(name for name in cut.component_types(workflow, Stage.DENOISE) if name.startswith("transformer"))
+
+    def adapter_surface(self, name: str, component: Any) -> tuple[Resolve, Mapping[str, str]]:
+        """diffusers' names and the original checkpoint's."""
+        return adapter_resolve(component), closed_modules(component)
 
     def build_stage(
         self, stage: Stage, workflow: str, components: Mapping[str, Any], checkpoint: Checkpoint, geometry: Geometry

@@ -23,6 +23,7 @@ _REQUEST_VALUES: dict[str, type | tuple[type, ...]] = {
     "steps": int,
     "seed": int,
     "output": str,
+    "lora": list,  # [id, scale] of each adapter that acts
 }
 
 

@@ -32,7 +32,7 @@ logging.getLogger("diffusers.modular_pipelines.modular_pipeline").addFilter(
 )
 
 # Values of the request that travel on with every payload.
-_CARRIED = ("num_frames", "height", "width", "steps", "seed", "output")
+_CARRIED = ("num_frames", "height", "width", "steps", "seed", "output", "lora")
 
 
 class EncodeProgram:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from splitreel.config import CacheSpec, RoleSpec
 from splitreel.request import Stage
+from splitreel.roles.adapters.bind import Resolve
 from splitreel.roles.checkpoint import Checkpoint, ComponentFiles
 from splitreel.roles.control import StageControl
 from splitreel.roles.loading import Recipe
@@ -115,6 +116,14 @@ class ModelDefinition(Protocol):
 
     def passing_values(self, stage: Stage) -> Set[str] | None:
         """The request values that `stage` hands on and that decide nothing of its result; None: keep no results of it."""
+        ...
+
+    def adapted_component(self, workflow: str) -> str:
+        """The component that adapters change for requests of a workflow; "" when the model takes none."""
+        ...
+
+    def adapter_surface(self, name: str, component: Any) -> tuple[Resolve, Mapping[str, str]]:
+        """How adapters' files name the component's modules, and why some of these cannot be changed (module: why)."""
         ...
 
     def build_stage(

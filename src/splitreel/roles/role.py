@@ -14,6 +14,7 @@ from splitreel.errors import MissingComponent, SplitreelError
 from splitreel.observe.logs import get_logger
 from splitreel.observe.spans import Place, SpanRecorder
 from splitreel.request import Stage
+from splitreel.roles.adapters.rack import AdapterRack, make_rack
 from splitreel.roles.attention import Attention
 from splitreel.roles.checkpoint import Checkpoint, open_checkpoint
 from splitreel.roles.compiling import compile_blocks
@@ -40,6 +41,7 @@ class Role:
         self._geometry: GeometryFacts | None = None
         self._programs: dict[tuple[str, Stage], StageProgram] = {}
         self._results = ResultCache(spec.prompt_cache_bytes)
+        self.adapters = AdapterRack({})
 
     @property
     def geometry(self) -> GeometryFacts:
@@ -133,6 +135,7 @@ class Role:
                 self._programs[workflow, stage] = self.model.build_stage(
                     stage, workflow, components, checkpoint, geometry
                 )
+        self.adapters = make_rack(self.model, self.spec, components, checkpoint, self.memory_free)
         self._count_resident()
 
     def _load_component(self, name: str, checkpoint: Checkpoint) -> Any:
@@ -189,8 +192,11 @@ class Role:
             raise RuntimeError(f"role {self.spec.role} has no {stage} for {workflow}")
         self._set_threads()
         control.check()
-        with torch.inference_mode():
-            result = self._kept_or_made(stage, program, payload, control)
+        with self.adapters.busy:
+            if stage is Stage.DENOISE:
+                self._adapt(payload, control)
+            with torch.inference_mode():
+                result = self._kept_or_made(stage, program, payload, control)
         self._count_resident()
         following = stage.following
         if following is not None:
@@ -214,12 +220,25 @@ class Role:
         """Bytes by component; a stage may leave more than it found (AdaLN tables, adapters)."""
         for name, component in list(self.components.items()):
             self.resident[name] = resident_bytes(component)
+        if self.adapters.num_bytes:
+            self.resident["adapters"] = self.adapters.num_bytes
+        else:
+            self.resident.pop("adapters", None)
+
+    def _adapt(self, payload: Payload, control: StageControl) -> None:
+        """Let exactly the adapters act that the request was admitted with."""
+        uses = [(str(adapter), float(scale)) for adapter, scale in payload.header.values.get("lora", ())]
+        component = self.model.adapted_component(payload.header.workflow)
+        if self.adapters.would_change(component, uses):
+            with control.span("lora"):
+                self.adapters.apply(component, uses)
 
     def unload(self) -> None:
         """Forget the components and give device memory back."""
         self._programs.clear()
         self._results.clear()
         self.components.clear()
+        self.adapters = AdapterRack({})
         self.resident.clear()
         self.attention.clear()
         if torch.cuda.is_available():

@@ -1,0 +1,131 @@
+"""Finding and reading an adapter's file. No torch: the driver and the command line use this too."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import struct
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splitreel.errors import AdapterError, CheckpointError
+from splitreel.roles.checkpoint import check_safetensors
+
+logger = logging.getLogger(__name__)
+
+CONFIG_FILE = "adapter_config.json"
+# What peft and diffusers call the file in a folder of its own.
+_USUAL = ("adapter_model.safetensors", "pytorch_lora_weights.safetensors")
+
+
+@dataclass(frozen=True, eq=False)
+class AdapterContent:
+    """A file's bytes as they are on disk, their digest, and the configuration that lay beside it."""
+
+    source: str
+    sha256: str
+    config: Mapping[str, Any]
+    content: NDArray[np.uint8]
+
+    def names(self, components: Collection[str]) -> set[str]:
+        """Those of `components` that keys of the file begin with."""
+        (length,) = struct.unpack("<Q", self.content[:8].tobytes())
+        keys = json.loads(self.content[8 : 8 + length].tobytes())
+        return {name for name in components if any(f".{name}." in f".{key}" for key in keys)}
+
+
+def read_adapter(source: str) -> AdapterContent:
+    """Find and read a file whole. Raises AdapterError."""
+    path = find_adapter(source)
+    check_adapter(path)
+    try:
+        content = np.fromfile(path, np.uint8)
+    except OSError as error:
+        raise AdapterError(f"lora {source}: expected a readable file, found {error}.", file=str(path)) from error
+    return AdapterContent(source, hashlib.sha256(content.data).hexdigest(), _config_beside(path), content)
+
+
+def check_adapter(path: Path) -> None:
+    """Raise AdapterError unless the file is a whole safetensors file. Reads its header only."""
+    try:
+        check_safetensors(path, component="lora")
+    except CheckpointError as error:
+        raise AdapterError(error.message, file=str(path)) from error
+
+
+def find_adapter(source: str) -> Path:
+    """The safetensors file that a path, a folder or a hub id (`owner/name`, `owner/name/file.safetensors`) means.
+
+    Raises AdapterError. A hub id is downloaded, or taken from the cache when HF_HUB_OFFLINE is set.
+    """
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return _only_file(path, source)
+    if path.is_file():
+        if path.suffix != ".safetensors":
+            raise AdapterError(
+                f"lora {source}: expected a .safetensors file, found {path.name}. Other formats can run code when they "
+                "are opened; convert it.",
+                file=str(path),
+            )
+        return path
+    parts = source.split("/")
+    if path.is_absolute() or source.startswith((".", "~")) or len(parts) < 2 or not all(parts):
+        raise AdapterError(
+            f"lora: expected a .safetensors file, a folder with one, or a hub id (owner/name), found {source!r}, which is "
+            "nothing on this machine.",
+            file=source,
+        )
+    return _from_hub("/".join(parts[:2]), "/".join(parts[2:]), source)
+
+
+def _only_file(folder: Path, source: str) -> Path:
+    for name in _USUAL:
+        if (folder / name).is_file():
+            return folder / name
+    found = sorted(folder.glob("*.safetensors"))
+    if len(found) != 1:
+        names = ", ".join(item.name for item in found) or "none"
+        raise AdapterError(
+            f"lora {source}: expected one .safetensors file there, found {names}. Name the file.", file=str(folder)
+        )
+    return found[0]
+
+
+def _from_hub(repo_id: str, file: str, source: str) -> Path:
+    import huggingface_hub
+
+    patterns = [file, str(Path(file).parent / CONFIG_FILE)] if file else ["*.safetensors", CONFIG_FILE]
+    logger.info("fetching %s", source)
+    try:
+        root = Path(huggingface_hub.snapshot_download(repo_id, allow_patterns=patterns))
+    except Exception as error:
+        raise AdapterError(
+            f"lora {source}: could not be fetched from the hub: {type(error).__name__}: {error}. Check the id, the network "
+            "and, for a gated repository, HF_TOKEN. A local file is named by its path.",
+            file=source,
+        ) from error
+    if not file:
+        return _only_file(root, source)
+    if not (root / file).is_file():
+        raise AdapterError(f"lora {source}: expected {file} in {repo_id}, found no such file.", file=source)
+    return root / file
+
+
+def _config_beside(path: Path) -> Mapping[str, Any]:
+    beside = path.parent / CONFIG_FILE
+    if not beside.is_file():
+        return {}
+    try:
+        config = json.loads(beside.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise AdapterError(f"lora {path}: expected JSON in {beside.name}, found {error}.", file=str(beside)) from error
+    if not isinstance(config, dict):
+        raise AdapterError(f"lora {path}: expected an object in {beside.name}.", file=str(beside))
+    return config
