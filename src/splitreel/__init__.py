@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from splitreel.client import Client
     from splitreel.config import Config, load_config
     from splitreel.errors import (
+        AdapterError,
         CheckpointError,
         ClusterError,
         ClusterUnreachable,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
         WorkerLost,
         WorkerNotReady,
     )
+    from splitreel.lora import LoraInfo, LoraReceipt, LoraUse
     from splitreel.media import Sound
     from splitreel.observe.timings import HopTiming, StageTiming, Timings
     from splitreel.request import (
@@ -54,6 +56,7 @@ _MODULES = {
     "Client": "splitreel.client",
     "Config": "splitreel.config",
     "load_config": "splitreel.config",
+    "AdapterError": "splitreel.errors",
     "CheckpointError": "splitreel.errors",
     "ClusterError": "splitreel.errors",
     "ClusterUnreachable": "splitreel.errors",
@@ -75,6 +78,9 @@ _MODULES = {
     "WireError": "splitreel.errors",
     "WorkerLost": "splitreel.errors",
     "WorkerNotReady": "splitreel.errors",
+    "LoraInfo": "splitreel.lora",
+    "LoraReceipt": "splitreel.lora",
+    "LoraUse": "splitreel.lora",
     "Sound": "splitreel.media",
     "HopTiming": "splitreel.observe.timings",
     "StageTiming": "splitreel.observe.timings",
@@ -90,6 +96,7 @@ _MODULES = {
 }
 
 __all__ = [
+    "AdapterError",
     "AudioReference",
     "CheckpointError",
     "Client",
@@ -107,6 +114,9 @@ __all__ = [
     "InvalidPayload",
     "InvalidRequest",
     "JobHandle",
+    "LoraInfo",
+    "LoraReceipt",
+    "LoraUse",
     "MissingComponent",
     "PlacementError",
     "QueueFull",

@@ -8,6 +8,7 @@ from pathlib import Path
 import splitreel
 
 PUBLIC = [
+    "AdapterError",
     "AudioReference",
     "CheckpointError",
     "Client",
@@ -25,6 +26,9 @@ PUBLIC = [
     "InvalidPayload",
     "InvalidRequest",
     "JobHandle",
+    "LoraInfo",
+    "LoraReceipt",
+    "LoraUse",
     "MissingComponent",
     "PlacementError",
     "QueueFull",

@@ -6,7 +6,7 @@ import logging
 import sys
 import traceback
 
-from splitreel.errors import CheckpointError, ClusterError, ConfigError, InvalidRequest, SplitreelError
+from splitreel.errors import AdapterError, CheckpointError, ClusterError, ConfigError, InvalidRequest, SplitreelError
 from splitreel.serve.cli.codes import DEPLOYMENT, REQUEST_FAILED, USAGE
 
 
@@ -16,7 +16,7 @@ class Refused(SplitreelError):
 
 def exit_code_of(error: BaseException) -> int:
     """The exit code of an error that ends the command."""
-    if isinstance(error, Refused | ConfigError | InvalidRequest):
+    if isinstance(error, Refused | ConfigError | InvalidRequest | AdapterError):
         return USAGE
     if isinstance(error, CheckpointError | ClusterError):
         return DEPLOYMENT

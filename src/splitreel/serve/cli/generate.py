@@ -22,6 +22,8 @@ splitreel generate --prompts prompts.txt --seed 100 --output outputs/lake.mp4   
 
 splitreel generate --request request.yaml --seed 8
 
+splitreel generate --prompt "A lake." --lora turbo.safetensors=0.8 --lora style.safetensors --steps 5
+
 splitreel generate --prompt "A storm." --set engine.max_in_flight=1 --json
 
 {EXIT_CODES}"""
@@ -136,6 +138,17 @@ def generate(
             rich_help_panel=_SIZE,
         ),
     ] = None,
+    lora: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--lora",
+            metavar="FILE[=SCALE]",
+            show_default=False,
+            help="A LoRA: a safetensors file, a folder, a hub id, or a name of the config's lora section; repeatable. "
+            "Requests with a lora field of their own keep it.",
+            rich_help_panel=_WHAT,
+        ),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", metavar="", help="One JSON object per film on stdout, and nothing else there.")
     ] = False,
@@ -146,6 +159,7 @@ def generate(
     Everything is checked before any work starts: config, output, pictures, and every request against the model's rules.
     """
     set_verbosity(verbose)
+    from splitreel.serve.cli.adapters import check_names, read_adapters
     from splitreel.serve.cli.failures import Refused
     from splitreel.serve.cli.films import make_films
     from splitreel.serve.cli.inputs import parse_reference, place_orders, read_config, read_request, without_rivals
@@ -158,6 +172,7 @@ def generate(
             "--prompt TEXT, alone or over a --request FILE, or make many films with --prompts FILE."
         )
     settings = read_config(config, overrides or [])
+    settings, uses = read_adapters(lora or (), settings)
     given = {
         "prompt": prompt,
         "image": image,
@@ -169,6 +184,7 @@ def generate(
         "width": width,
         "steps": steps,
         "seed": seed,
+        "lora": uses or None,
     }
     flags = {name: value for name, value in given.items() if value is not None}
     if request is not None:
@@ -177,4 +193,5 @@ def generate(
         if "prompt" not in flags:
             raise Refused(f"--request: {request}: prompt: expected a text, found none. Add it, or give --prompt TEXT.")
     orders = place_orders(flags, prompts=prompts, output=output, overwrite=overwrite)
+    check_names(orders, settings)
     raise typer.Exit(make_films(settings, orders, as_json=as_json))

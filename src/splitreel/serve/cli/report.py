@@ -20,6 +20,8 @@ def film_text(order: Order, result: GenerateResult) -> str:
         f"stereo at {made.sample_rate / 1000:g} kHz",
         f"  {made.workflow}, {made.steps} sigma points, {made.transformer_calls} transformer calls"
         f"{f' ({made.cached_steps} from the cache)' if made.cached_steps else ''}, seed {made.seed}",
+        f"  {made.workflow}, {made.steps} sigma points, {made.transformer_calls} transformer calls, seed {made.seed}",
+        *([f"  lora {', '.join(f'{use.name} at {use.scale:g}' for use in made.lora)}"] if made.lora else []),
         f"  took {duration(result.seconds)} from submission",
         *(f"    {_stage(timing)}" for timing in result.timings),
         *(f"  note: {warning}" for warning in made.warnings),
@@ -46,6 +48,7 @@ def film_json(order: Order, result: GenerateResult) -> str:
             "transformer_calls": made.transformer_calls,
             "cached_steps": made.cached_steps,
             "seed": made.seed,
+            "lora": [{"name": use.name, "scale": use.scale} for use in made.lora],
             "warnings": list(made.warnings),
             "took": round(result.seconds, 3),
             "stages": [
