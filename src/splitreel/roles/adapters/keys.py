@@ -47,7 +47,7 @@ class Keys:
 def sort_keys(names: Collection[str], components: Collection[str]) -> Keys:
     """Sort out a file's keys. Entries are by (component or "", module), prefixes and PEFT's infix taken off."""
     keys = Keys()
-    for key in names:
+    for key in sorted(names):
         found = _PARTS.match(key)
         if found is None:
             keys.unmatched.append(key)

@@ -42,13 +42,13 @@ def updated(weight: Tensor, terms: Sequence[Term]) -> Tensor:
         total = weight[rows].to(exact, copy=True)
         for patch, scale in terms:
             if patch.value is not None:
-                value = patch.value[rows].to(exact)
-                total = value.clone() if scale == 1.0 else total.lerp_(value, scale)
+                value = patch.value[rows].to(exact, copy=True)
+                total = value if scale == 1.0 else total.add_(value.sub_(total).mul_(scale))
         for patch, scale in terms:
             if patch.down is not None and patch.up is not None:
                 total.addmm_(patch.up[rows].to(exact), patch.down.to(exact), alpha=scale * patch.factor)
             if patch.diff is not None:
-                total.add_(patch.diff[rows].to(exact), alpha=scale)
+                total.add_(patch.diff[rows].to(exact, copy=True).mul_(scale))
         made[rows] = total.to(weight.dtype)
     return made
 

@@ -20,7 +20,6 @@ def film_text(order: Order, result: GenerateResult) -> str:
         f"stereo at {made.sample_rate / 1000:g} kHz",
         f"  {made.workflow}, {made.steps} sigma points, {made.transformer_calls} transformer calls"
         f"{f' ({made.cached_steps} from the cache)' if made.cached_steps else ''}, seed {made.seed}",
-        f"  {made.workflow}, {made.steps} sigma points, {made.transformer_calls} transformer calls, seed {made.seed}",
         *([f"  lora {', '.join(f'{use.name} at {use.scale:g}' for use in made.lora)}"] if made.lora else []),
         f"  took {duration(result.seconds)} from submission",
         *(f"    {_stage(timing)}" for timing in result.timings),

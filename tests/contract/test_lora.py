@@ -1,0 +1,446 @@
+"""Every form of LoRA file does to the denoised latents what its update made by hand does, or is refused by name."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import peft
+import pytest
+import torch
+from diffusers import MiniMaxH3Transformer3DModel
+from diffusers.loaders.lora_conversion_utils import _convert_non_diffusers_minimax_h3_lora_to_diffusers
+from torch import Tensor
+
+from configs import roles_config
+from lora_files import (
+    ALPHA,
+    Factors,
+    by_hand,
+    changed,
+    diffusers_metadata,
+    make_factors,
+    original_names,
+    put_back,
+    tensors_of,
+    write,
+)
+from splitreel import AdapterError, GenerateRequest, ImageReference, LoraReceipt
+from splitreel.h3.geometry import Geometry
+from splitreel.h3.media import prepare
+from splitreel.h3.model import MiniMaxH3
+from splitreel.h3.tiny import cached_tiny
+from splitreel.lora import DropAdapter, FuseAdapters, InstallAdapter
+from splitreel.request import Stage
+from splitreel.roles.adapters.files import read_adapter
+from splitreel.roles.control import StageControl
+from splitreel.roles.role import Role
+from splitreel.wire import Payload
+
+pytestmark = pytest.mark.timeout(120)
+
+COMPONENT = {"t2va": "transformer", "ref2va": "transformer_ref"}
+
+
+class Bench:
+    """A DiT role, the same payloads for it again and again, and a transformer of its own to change by hand."""
+
+    def __init__(self) -> None:
+        config = roles_config("local", "tiny", list(COMPONENT))
+        self.role = Role(MiniMaxH3(), config.role_spec("dit"))
+        self.role.prepare()
+        self.role.load()
+        encoder = Role(MiniMaxH3(), config.role_spec("encoder_decoder"))
+        geometry = encoder.prepare()
+        assert isinstance(geometry, Geometry)
+        encoder.load()
+        picture = np.linspace(0, 255, 64 * 64 * 3).reshape(64, 64, 3).astype(np.uint8)
+        self.encoded: dict[str, Payload] = {}
+        for workflow, references in (("t2va", ()), ("ref2va", (ImageReference(picture),))):
+            request = GenerateRequest(prompt="A lake.", steps=2, seed=5, references=references)
+            payload = prepare(request, geometry, tuple(COMPONENT))[1]
+            self.encoded[workflow] = encoder.run(
+                Stage.ENCODE, encoder.receive(Stage.ENCODE, payload), StageControl("r", Stage.ENCODE)
+            )
+        self.base = {workflow: self.denoise(workflow) for workflow in COMPONENT}
+        self._ids = itertools.count()
+
+    def transformer(self, workflow: str) -> Any:
+        return self.role._programs[workflow, Stage.DENOISE]._pipeline.components[COMPONENT[workflow]]  # type: ignore[attr-defined]
+
+    def denoise(self, workflow: str, *uses: tuple[str, float]) -> tuple[Tensor, Tensor]:
+        payload = self.encoded[workflow]
+        payload.header.values["lora"] = [list(use) for use in uses]  # type: ignore[index]
+        made = self.role.run(Stage.DENOISE, payload, StageControl("r", Stage.DENOISE))
+        return made.tensors["latents"], made.tensors["audio_latents"]  # type: ignore[return-value]
+
+    def install(self, path: Path | str, workflow: str = "t2va", **options: Any) -> tuple[str, LoraReceipt]:
+        content = read_adapter(str(path))
+        adapter = f"a#{next(self._ids)}"
+        target = options.pop("target", COMPONENT[workflow])
+        order = InstallAdapter(adapter, "a", str(path), content.sha256, target, content.config, **options)
+        receipt = self.role.adapters.carry_out(order, lambda: content.content)
+        assert receipt is not None
+        return adapter, receipt
+
+    def drop(self, adapter: str) -> None:
+        self.role.adapters.carry_out(DropAdapter(adapter), lambda: np.empty(0, np.uint8))
+
+    def fuse(self, *uses: tuple[str, float]) -> None:
+        self.role.adapters.carry_out(FuseAdapters(uses), lambda: np.empty(0, np.uint8))
+
+    def made_by_hand(self, workflow: str, *updates: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        self.denoise(workflow)  # nothing is applied now
+        originals = changed(self.transformer(workflow), *updates)
+        try:
+            return self.denoise(workflow)
+        finally:
+            put_back(self.transformer(workflow), originals)
+
+
+def distance(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> float:
+    return max(float((a - b).abs().max()) for a, b in zip(one, other, strict=True))
+
+
+@pytest.fixture(scope="module")
+def bench() -> Bench:
+    return Bench()
+
+
+@pytest.fixture(scope="module")
+def factors(bench: Bench) -> Factors:
+    return make_factors(bench.transformer("t2va"))
+
+
+@pytest.fixture(autouse=True)
+def _as_loaded(bench: Bench) -> Iterator[None]:
+    """Whatever a test did, and whatever was refused: the weights are as loaded."""
+    yield
+    bench.fuse()
+    for workflow, base in bench.base.items():
+        assert distance(bench.denoise(workflow), base) == 0.0
+
+
+Writer = Callable[[Path, Factors, str], Path]
+
+
+def _diffusers(folder: Path, factors: Factors, component: str) -> Path:
+    metadata = diffusers_metadata(component, r=4, lora_alpha=ALPHA)
+    return write(folder / "pytorch_lora_weights.safetensors", tensors_of(factors, f"{component}."), metadata)
+
+
+def _no_prefix_default(folder: Path, factors: Factors, component: str) -> Path:
+    return write(folder / "a.safetensors", tensors_of(factors, infix=".default"), {"alpha": str(ALPHA)})
+
+
+def _original(folder: Path, factors: Factors, component: str) -> Path:
+    return write(folder / "a.safetensors", tensors_of(original_names(factors)), {"alpha": f"{ALPHA:g}", "format": "pt"})
+
+
+def _diffusion_model(folder: Path, factors: Factors, component: str) -> Path:
+    return write(folder / "a.safetensors", tensors_of(original_names(factors), "diffusion_model.", alpha=ALPHA))
+
+
+def _kohya(folder: Path, factors: Factors, component: str) -> Path:
+    tensors = tensors_of(original_names(factors), "lora_unet_", names=("lora_down", "lora_up"), alpha=ALPHA, flat=True)
+    return write(folder / "a.safetensors", tensors)
+
+
+def _diffsynth(folder: Path, factors: Factors, component: str) -> Path:
+    tensors = tensors_of(original_names(factors, interleaved_heads=4), infix=".default", alpha=ALPHA)
+    return write(folder / "a.safetensors", tensors)
+
+
+def _peft_config(folder: Path, factors: Factors, component: str) -> Path:
+    (folder / "adapter_config.json").write_text(
+        f'{{"peft_type": "LORA", "r": 4, "lora_alpha": 7, "alpha_pattern": {{".*": {ALPHA}}}}}'
+    )
+    write(folder / "adapter_model.safetensors", tensors_of(factors, "base_model.model."))
+    return folder
+
+
+FORMS: dict[str, tuple[Writer, str, str]] = {
+    "diffusers": (_diffusers, "diffusers names, prefix transformer", "metadata"),
+    "peft": (_peft_config, "diffusers names, prefix base_model.model.", "adapter_config.json"),
+    "no prefix, lora_A.default": (_no_prefix_default, "diffusers names, infix default", "metadata"),
+    "original names": (_original, "original names", "metadata"),
+    "diffusion_model": (_diffusion_model, "original names, prefix diffusion_model.", "tensors"),
+    "kohya": (_kohya, "kohya names, down and up", "tensors"),
+    "DiffSynth": (_diffsynth, "names, infix default", "tensors"),
+}
+
+
+@pytest.mark.parametrize("workflow", list(COMPONENT))
+@pytest.mark.parametrize("form", list(FORMS))
+def test_each_form_equals_its_update_by_hand(
+    bench: Bench, factors: Factors, tmp_path: Path, form: str, workflow: str
+) -> None:
+    writer, said, alpha_source = FORMS[form]
+    path = writer(tmp_path, factors, COMPONENT[workflow])
+    adapter, receipt = bench.install(path, workflow)
+    assert said in receipt.format
+    assert (receipt.modules, receipt.ranks, receipt.alphas) == (len(factors), (2, 4), (ALPHA,))
+    assert (receipt.alpha_source, receipt.unmatched, receipt.target) == (alpha_source, (), COMPONENT[workflow])
+    made = bench.denoise(workflow, (adapter, 0.7))
+    assert distance(made, bench.base[workflow]) > 0.05, "an update without effect would make this test worthless"
+    assert distance(made, bench.made_by_hand(workflow, by_hand(factors, 0.7))) <= 1e-5
+    bench.drop(adapter)
+
+
+def test_what_peft_itself_writes(bench: Bench, tmp_path: Path) -> None:
+    """peft's own layers, file and merge, with ranks and alphas per pattern and rslora."""
+    model = MiniMaxH3Transformer3DModel.from_pretrained(str(cached_tiny()), subfolder="transformer")
+    config = peft.LoraConfig(
+        r=4,
+        lora_alpha=6,
+        rank_pattern={"proj_in": 2},
+        alpha_pattern={"to_q": 5},
+        use_rslora=True,
+        init_lora_weights=False,
+        target_modules=["to_q", "to_k", "proj_in", "net.2"],
+    )
+    torch.manual_seed(0)
+    wrapped = peft.get_peft_model(model, config)
+    wrapped.save_pretrained(tmp_path)
+    before = bench.transformer("t2va").state_dict()
+    merged = wrapped.merge_and_unload().state_dict()
+    deltas = {name: value - before[name] for name, value in merged.items() if not torch.equal(value, before[name])}
+    adapter, receipt = bench.install(tmp_path)
+    assert (receipt.ranks, receipt.alphas) == ((2, 4), (5.0, 6.0))
+    assert receipt.modules == len(deltas)
+    assert distance(bench.denoise("t2va", (adapter, 1.0)), bench.made_by_hand("t2va", deltas)) <= 1e-5
+    bench.drop(adapter)
+
+
+@pytest.mark.parametrize("form", ["original names", "diffusion_model", "kohya"])
+def test_the_translation_is_diffusers_own(bench: Bench, factors: Factors, tmp_path: Path, form: str) -> None:
+    content = read_adapter(str(FORMS[form][0](tmp_path, factors, "transformer")))
+    import safetensors.torch
+
+    theirs = _convert_non_diffusers_minimax_h3_lora_to_diffusers(safetensors.torch.load(content.content.tobytes()))
+    adapter, _ = bench.install(tmp_path / "a.safetensors")
+    ours = bench.role.adapters._components["transformer"].bound[adapter].patches
+    assert {key.removeprefix("transformer.").split(".lora_")[0] for key in theirs} == {
+        name.removesuffix(".weight") for name in ours
+    }
+    for name, patch in ours.items():
+        stem = f"transformer.{name.removesuffix('.weight')}"
+        product = theirs[f"{stem}.lora_B.weight"] @ theirs[f"{stem}.lora_A.weight"]
+        assert patch.up is not None
+        assert patch.down is not None
+        scale = 1.0 if form == "original names" else patch.factor  # their header's alpha is kept apart
+        torch.testing.assert_close(patch.up @ patch.down * scale, product)
+    bench.drop(adapter)
+
+
+def test_whole_parameters_beside_factors(bench: Bench, factors: Factors, tmp_path: Path) -> None:
+    """FastVideo's form: factors without alpha, `.diff` of norms, `.diff_b` of biases, `.set_weight`."""
+    generator = torch.Generator().manual_seed(2)
+    tensors = tensors_of(factors)
+    tensors["transformer_blocks.0.norm1.diff"] = torch.randn(64, generator=generator) * 0.1
+    tensors["proj_out.diff"] = torch.randn(96, 64, generator=generator) * 0.1
+    tensors["proj_in.diff"] = torch.randn(64, 96, generator=generator) * 0.1  # beside its factors
+    tensors["proj_in.diff_b"] = torch.randn(64, generator=generator) * 0.1
+    tensors["token_refiner.final_norm.set_weight"] = torch.rand(64, generator=generator) + 0.5
+    path = write(tmp_path / "a.safetensors", tensors, {"format": "fastvideo-lora-v2", "rank": "4"})
+    adapter, receipt = bench.install(path)
+    assert "whole parameters (.diff, .diff_b, .set_weight), calls itself fastvideo-lora-v2" in receipt.format
+    assert receipt.alpha_source == "equal to rank, as none is stated"
+    assert receipt.replaced == ("token_refiner.final_norm.weight",)
+    for scale in (1.0, 0.6):
+        set_to = tensors["token_refiner.final_norm.set_weight"]
+        there = bench.transformer("t2va").get_parameter("token_refiner.final_norm.weight")
+        whole = {
+            "transformer_blocks.0.norm1.weight": scale * tensors["transformer_blocks.0.norm1.diff"],
+            "proj_out.weight": scale * tensors["proj_out.diff"],
+            "proj_in.weight": scale * tensors["proj_in.diff"],
+            "proj_in.bias": scale * tensors["proj_in.diff_b"],
+            "token_refiner.final_norm.weight": scale * (set_to - there),
+        }
+        made = bench.denoise("t2va", (adapter, scale))
+        by_ours = bench.made_by_hand("t2va", by_hand(factors, scale, alpha=None), whole)
+        assert distance(made, by_ours) <= 1e-5
+    bench.fuse((adapter, 1.0))
+    assert distance(bench.denoise("t2va", (adapter, 1.0)), bench.denoise("t2va", (adapter, 0.6))) > 0.01
+    bench.drop(adapter)
+
+
+def test_fused_factors_set_merged_taken_out_and_replaced(bench: Bench, factors: Factors, tmp_path: Path) -> None:
+    """Case 64: two-dimensional fused qkv factors; set, merge, unmerge, set another, scale 0."""
+    one, _ = bench.install(_original(tmp_path, factors, ""))
+    other, _ = bench.install(
+        write(tmp_path / "b.safetensors", tensors_of(original_names(make_factors(bench.transformer("t2va"), 9))))
+    )
+    made = bench.denoise("t2va", (one, 1.0))
+    pointers = [parameter.data_ptr() for parameter in bench.transformer("t2va").parameters()]
+    bench.fuse((one, 1.0))
+    assert distance(bench.denoise("t2va", (one, 1.0)), made) == 0.0, "fusing changes no bit"
+    assert bench.role.adapters._components["transformer"]._originals._kept, "something was written"
+    assert all(kept.copy is None for kept in bench.role.adapters._components["transformer"]._originals._kept.values())
+    bench.fuse()
+    assert distance(bench.denoise("t2va"), bench.base["t2va"]) == 0.0
+    assert distance(bench.denoise("t2va", (one, 1.0)), made) == 0.0
+    second = bench.denoise("t2va", (other, 1.0))
+    assert distance(second, made) > 0.05
+    assert distance(bench.denoise("t2va", (one, 0.0)), bench.base["t2va"]) == 0.0
+    both = bench.denoise("t2va", (one, 0.5), (other, -0.5))
+    halves = by_hand(factors, 0.5), by_hand(make_factors(bench.transformer("t2va"), 9), -0.5, alpha=None)
+    assert distance(both, bench.made_by_hand("t2va", *halves)) <= 1e-5
+    # While fused, a request that was admitted with other adapters, and one more with the fused ones.
+    bench.fuse((one, 1.0))
+    assert distance(bench.denoise("t2va", (other, 1.0)), second) == 0.0
+    assert distance(bench.denoise("t2va", (one, 1.0)), made) == 0.0
+    assert [parameter.data_ptr() for parameter in bench.transformer("t2va").parameters()] == pointers
+    bench.drop(one)
+    bench.drop(other)
+
+
+def test_a_checkpoint_that_changes_under_fused_weights_is_noticed(factors: Factors, tmp_path: Path) -> None:
+    import shutil
+
+    shutil.copytree(cached_tiny(), tmp_path / "model")
+    role = Role(MiniMaxH3(), roles_config("local", str(tmp_path / "model")).role_spec("dit"))
+    role.prepare()
+    role.load()
+    path = write(tmp_path / "a.safetensors", tensors_of(factors))
+    content = read_adapter(str(path))
+    role.adapters.carry_out(
+        InstallAdapter("a#1", "a", str(path), content.sha256, "transformer"), lambda: content.content
+    )
+    role.adapters.carry_out(FuseAdapters((("a#1", 1.0),)), lambda: content.content)
+    for file in (tmp_path / "model/transformer").glob("*.safetensors"):
+        data = bytearray(file.read_bytes())
+        data[-400:] = bytes(400)
+        file.write_bytes(data)
+    with pytest.raises(AdapterError, match="as it was loaded, found it changed since"):
+        role.adapters.carry_out(FuseAdapters(()), lambda: content.content)
+
+
+def _without_up(tensors: dict[str, Tensor]) -> None:
+    del tensors["proj_in.lora_B.weight"]
+
+
+def _wrong_size(tensors: dict[str, Tensor]) -> None:
+    tensors["transformer_blocks.2.adaln_proj.linear.lora_A.weight"] = torch.zeros(2, 8)
+
+
+def _nan(tensors: dict[str, Tensor]) -> None:
+    tensors["proj_in.lora_B.weight"][3, 1] = float("nan")
+
+
+def _infinite(tensors: dict[str, Tensor]) -> None:
+    tensors["proj_in.alpha"] = torch.tensor(float("inf"))
+
+
+def _unknown_head(tensors: dict[str, Tensor]) -> None:
+    tensors["new_head.lora_A.weight"] = torch.zeros(4, 64)
+    tensors["new_head.lora_B.weight"] = torch.zeros(64, 4)
+
+
+def _gates(tensors: dict[str, Tensor]) -> None:
+    tensors["transformer_blocks.0.attn.to_gate_compress.set_weight"] = torch.zeros(128, 64)
+
+
+def _twice(tensors: dict[str, Tensor]) -> None:
+    tensors["diffusion_model.proj_in.lora_A.weight"] = torch.zeros(4, 96)
+
+
+def _other_naming_too(tensors: dict[str, Tensor]) -> None:
+    tensors["video_patch_proj.lora_A.weight"] = torch.zeros(4, 96)
+    tensors["video_patch_proj.lora_B.weight"] = torch.zeros(64, 4)
+
+
+def _integers(tensors: dict[str, Tensor]) -> None:
+    tensors["proj_in.lora_A.weight"] = torch.zeros(4, 96, dtype=torch.int8)
+
+
+def _both_kinds(tensors: dict[str, Tensor]) -> None:
+    tensors["proj_in.set_weight"] = torch.zeros(64, 96)
+
+
+def _no_bias(tensors: dict[str, Tensor]) -> None:
+    tensors["transformer_blocks.0.attn.to_q.diff_b"] = torch.zeros(128)
+
+
+REFUSED: dict[str, tuple[Callable[[dict[str, Tensor]], None], str]] = {
+    "half a pair": (_without_up, r"expected both factors of proj_in, found proj_in\.lora_A\.weight alone"),
+    "wrong size": (_wrong_size, r"adaln_proj\.linear\.lora_A\.weight of shape \(rank, 32\), found \(2, 8\).*pruned"),
+    "nan": (_nan, r"expected finite values in proj_in\.lora_B\.weight, found NaN"),
+    "infinite alpha": (_infinite, r"expected finite values in proj_in\.alpha"),
+    "unknown head": (_unknown_head, r"found 2 of \d+ that do not: new_head\.lora_A\.weight, new_head\.lora_B"),
+    "gates": (_gates, r"found 1 of \d+ that do not: transformer_blocks\.0\.attn\.to_gate_compress\.set_weight"),
+    "twice": (_twice, r"expected each part of an update once, found proj_in\.lora_A\.weight again"),
+    "two namings": (_other_naming_too, r"expected one update of proj_in\.weight, found a second one"),
+    "integers": (_integers, r"expected floating-point values in proj_in\.lora_A\.weight, found int8"),
+    "added and replaced": (_both_kinds, r"expected proj_in to be added to or replaced, found both"),
+    "no bias": (_no_bias, r"expected a module with a bias, found transformer_blocks\.0\.attn\.to_q\.diff_b"),
+}
+
+
+@pytest.mark.parametrize("fault", list(REFUSED))
+def test_refused_by_name(bench: Bench, factors: Factors, tmp_path: Path, fault: str) -> None:
+    spoil, message = REFUSED[fault]
+    tensors = tensors_of(factors)
+    spoil(tensors)
+    with pytest.raises(AdapterError, match=message):
+        bench.install(write(tmp_path / "a.safetensors", tensors))
+
+
+def test_files_for_something_else(bench: Bench, factors: Factors, tmp_path: Path) -> None:
+    for_ref = write(tmp_path / "ref.safetensors", tensors_of(factors, "transformer_ref."))
+    with pytest.raises(AdapterError, match=r"begin with transformer_ref: .* Give target='transformer_ref'"):
+        bench.install(for_ref, allow_unmatched=True)
+    plain = write(tmp_path / "plain.safetensors", tensors_of(factors, "transformer."))
+    with pytest.raises(AdapterError, match="expected an adapter of transformer_ref, found keys that begin with transf"):
+        bench.install(plain, "ref2va")
+    other = {"unet.down.0.lora_A.weight": torch.zeros(4, 4), "unet.down.0.lora_B.weight": torch.zeros(4, 4)}
+    with pytest.raises(AdapterError, match=r"found none among 2 keys: unet\.down\.0\.lora_A\.weight.*another model"):
+        bench.install(write(tmp_path / "other.safetensors", other), allow_unmatched=True)
+    dora = tmp_path / "dora"
+    dora.mkdir()
+    (dora / "adapter_config.json").write_text('{"use_dora": true}')
+    write(dora / "adapter_model.safetensors", tensors_of(factors, "base_model.model."))
+    with pytest.raises(AdapterError, match="found DoRA"):
+        bench.install(dora)
+    (tmp_path / "short.safetensors").write_bytes(plain.read_bytes()[:-10])
+    with pytest.raises(AdapterError, match=r"lora: expected \d+ bytes in"):
+        read_adapter(str(tmp_path / "short.safetensors"))
+    (tmp_path / "pickle.bin").write_bytes(b"x")
+    with pytest.raises(AdapterError, match="can run code"):
+        read_adapter(str(tmp_path / "pickle.bin"))
+    with pytest.raises(AdapterError, match=r"expected one \.safetensors file there, found other\.safetensors, plain"):
+        read_adapter(str(tmp_path))
+    with pytest.raises(AdapterError, match="nothing on this machine"):
+        read_adapter("turbo")
+
+
+def test_refiner_whole_parameters_and_an_unknown_head(bench: Bench, factors: Factors, tmp_path: Path) -> None:
+    """Case 63: nothing is dropped in silence; what is ignored on request is listed, and the rest acts in full."""
+    chosen = {name: pair for name, pair in factors.items() if name.startswith("token_refiner.")}
+    tensors = tensors_of(chosen)
+    tensors["transformer_blocks.0.norm2.diff"] = torch.full((64,), 0.3)
+    _unknown_head(tensors)
+    path = write(tmp_path / "a.safetensors", tensors)
+    with pytest.raises(AdapterError, match="expected every key to fit transformer") as caught:
+        bench.install(path)
+    assert caught.value.unmatched == ["new_head.lora_A.weight", "new_head.lora_B.weight"]
+    adapter, receipt = bench.install(path, allow_unmatched=True)
+    assert receipt.unmatched == ("new_head.lora_A.weight", "new_head.lora_B.weight")
+    assert receipt.modules == len(chosen) + 1
+    deltas = by_hand(chosen, alpha=None) | {"transformer_blocks.0.norm2.weight": torch.full((64,), 0.3)}
+    assert distance(bench.denoise("t2va", (adapter, 1.0)), bench.made_by_hand("t2va", deltas)) <= 1e-5
+    bench.drop(adapter)
+
+
+def test_alpha_of_ones_own(bench: Bench, factors: Factors, tmp_path: Path) -> None:
+    """A file that states none (LightX2V's rank-128 Turbo was trained with alpha 8) or the wrong one."""
+    path = write(tmp_path / "a.safetensors", tensors_of(factors, alpha=100.0))
+    adapter, receipt = bench.install(path, alpha=ALPHA)
+    assert (receipt.alphas, receipt.alpha_source) == ((ALPHA,), "given")
+    assert distance(bench.denoise("t2va", (adapter, 1.0)), bench.made_by_hand("t2va", by_hand(factors))) <= 1e-5
+    bench.drop(adapter)
+    with pytest.raises(AdapterError, match="expected a number as alpha in metadata, found 'big'"):
+        bench.install(write(tmp_path / "b.safetensors", tensors_of(factors), {"alpha": "big"}))
