@@ -96,7 +96,7 @@ def test_an_alias_counts_as_where_it_is_written(tmp_path: Path) -> None:
 def test_the_schema_knows_every_setting() -> None:
     schema = json_schema()
     json.dumps(schema)
-    assert set(schema["properties"]) == {"model", "cluster", "roles", "engine", "trace", "serve"}
+    assert set(schema["properties"]) == {"model", "cluster", "roles", "engine", "trace", "serve", "lora"}
     assert schema["additionalProperties"] is False
     assert schema["$defs"]["EngineConfig"]["properties"]["retries"]["maximum"] == 10
 
