@@ -30,12 +30,15 @@ from lora_files import (
 )
 from splitreel import AdapterError, GenerateRequest, ImageReference, LoraReceipt
 from splitreel.h3.geometry import Geometry
+from splitreel.h3.lora import adapter_resolve, closed_modules
 from splitreel.h3.media import prepare
 from splitreel.h3.model import MiniMaxH3
 from splitreel.h3.tiny import cached_tiny
 from splitreel.lora import DropAdapter, FuseAdapters, InstallAdapter
 from splitreel.request import Stage
+from splitreel.roles.adapters.bind import Surface, bind
 from splitreel.roles.adapters.files import read_adapter
+from splitreel.roles.adapters.rack import parameters_of
 from splitreel.roles.control import StageControl
 from splitreel.roles.role import Role
 from splitreel.wire import Payload
@@ -296,6 +299,52 @@ def test_fused_factors_set_merged_taken_out_and_replaced(bench: Bench, factors: 
     assert [parameter.data_ptr() for parameter in bench.transformer("t2va").parameters()] == pointers
     bench.drop(one)
     bench.drop(other)
+
+
+def test_compiled_components_get_their_weights_written(bench: Bench, factors: Factors, tmp_path: Path) -> None:
+    """The same films, without a module that the compiler has not seen."""
+    adapter, _ = bench.install(_original(tmp_path, factors, ""))
+    made = bench.denoise("t2va", (adapter, 1.0))
+    adapted = bench.role.adapters._components["transformer"]
+    bench.denoise("t2va")
+    adapted.always_write = True
+    try:
+        for scale in (1.0, 0.5, 1.0):
+            latents = bench.denoise("t2va", (adapter, scale))
+            assert not any("Parametrized" in type(module).__name__ for module in bench.transformer("t2va").modules())
+            assert (distance(latents, made) == 0.0) == (scale == 1.0)
+        assert distance(bench.denoise("t2va"), bench.base["t2va"]) == 0.0
+        bench.denoise("t2va", (adapter, 1.0))
+        bench.drop(adapter)
+        assert distance(bench.denoise("t2va"), bench.base["t2va"]) == 0.0
+    finally:
+        adapted.always_write = False
+
+
+def test_what_a_worker_does_not_hold_as_weights_is_named(bench: Bench, factors: Factors, tmp_path: Path) -> None:
+    """AdaLN as tables, made with the time embedder as loaded, and fused projections: no update would act there."""
+    transformer = MiniMaxH3Transformer3DModel.from_pretrained(str(cached_tiny()), subfolder="transformer")
+    transformer.transformer_blocks[0].adaln_proj.linear = torch.nn.Identity()
+    transformer.transformer_blocks[1].attn.fuse_projections()
+    closed = closed_modules(transformer)
+    assert set(closed) == {
+        "transformer_blocks.0.adaln_proj.linear",
+        "time_embedder.linear_1",
+        "time_embedder.linear_2",
+        *(f"transformer_blocks.1.attn.to_{letter}" for letter in "qkv"),
+    }
+    path = write(tmp_path / "a.safetensors", tensors_of(factors))
+    content = read_adapter(str(path))
+    shapes, _ = parameters_of(transformer)
+    surface = Surface("transformer", shapes, adapter_resolve(transformer), closed, "cpu", lambda: 1 << 40)
+    order = InstallAdapter("a#1", "a", str(path), content.sha256, "transformer")
+    with pytest.raises(
+        AdapterError, match=r"time_embedder\.linear_1.* \(this worker holds AdaLN as tables \(memory\.adaln"
+    ):
+        bind(order, content.content, surface, ())
+    full = Surface("transformer", parameters_of(bench.transformer("t2va"))[0], surface.resolve, {}, "cpu", lambda: 10)
+    with pytest.raises(AdapterError, match=r"expected \d+ bytes free on cpu, found 10"):
+        bind(order, content.content, full, ())
 
 
 def test_a_checkpoint_that_changes_under_fused_weights_is_noticed(factors: Factors, tmp_path: Path) -> None:

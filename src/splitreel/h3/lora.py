@@ -74,12 +74,16 @@ def _resolve(names: frozenset[str], heads: int, module: str, infix: bool) -> tup
 
 
 def closed_modules(transformer: nn.Module) -> dict[str, str]:
-    """Modules that are there and not used, so that changing them would do nothing."""
+    """Modules that are there and not used as they are, so that changing them would do nothing, or not all of it."""
     closed: dict[str, str] = {}
     for name, module in transformer.named_modules():
         if getattr(module, "fused_projections", False):
             for part in ("to_q", "to_k", "to_v"):
                 closed[f"{name}.{part}"] = "the transformer's query, key and value were fused into one projection"
+        if name.endswith(("adaln_proj.linear", "norm_out.linear")) and not isinstance(module, nn.Linear):
+            # Tables were made with the time embedder as it was loaded.
+            for each in (name, "time_embedder.linear_1", "time_embedder.linear_2"):
+                closed[each] = "this worker holds AdaLN as tables (memory.adaln: tables); projections keeps them"
     return closed
 
 

@@ -37,10 +37,17 @@ logger = get_logger(__name__)
 
 
 class AdaptedComponent:
-    """One component and what is applied to it. `apply` and `fuse` belong to the stage's thread."""
+    """One component and what is applied to it. `apply` and `fuse` belong to the stage's thread.
 
-    def __init__(self, module: nn.Module, surface: Surface, originals: Originals) -> None:
+    `always_write`: write the weights for each change of adapters, as `fuse` does. For a compiled component: torch would
+    compile every block anew for each set of adapters (9 s for one on a CPU), and after eight not compile any more.
+    """
+
+    def __init__(
+        self, module: nn.Module, surface: Surface, originals: Originals, *, always_write: bool = False
+    ) -> None:
         self.surface = surface
+        self.always_write = always_write
         self.bound: dict[str, Bound] = {}
         self._module = module
         self._originals = originals
@@ -66,12 +73,12 @@ class AdaptedComponent:
         if missing is not None:
             raise AdapterError(f"lora: expected adapter {missing} on this worker, found it not loaded. Load it again.")
         self.take_off()
-        if wanted and wanted == self._to_be_fused:
+        if self._fused:
+            logger.info("taking the weights of %s back as loaded, for other adapters", self.surface.component)
+            self._restore()
+        if wanted and (self.always_write or wanted == self._to_be_fused):
             self._write(wanted)
             return
-        if self._fused:
-            logger.warning("a request asks for other adapters than those fused: taking the weights back as loaded")
-            self._restore()
         for name, terms in self._terms(wanted).items():
             owner, _, parameter = name.rpartition(".")
             module = self._module.get_submodule(owner)
@@ -210,7 +217,9 @@ def make_rack(
             resolve, closed = model.adapter_surface(name, module)
             shapes, quantised = parameters_of(module)
             surface = Surface(name, shapes, resolve, {**quantised, **closed}, spec.device, free)
-            adapted[name] = AdaptedComponent(module, surface, Originals(checkpoint, name))
+            adapted[name] = AdaptedComponent(
+                module, surface, Originals(checkpoint, name), always_write=name in spec.compile
+            )
     return AdapterRack(adapted, sorted({model.adapted_component(workflow) for workflow in model.workflows}))
 
 
