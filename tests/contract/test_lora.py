@@ -321,28 +321,47 @@ def test_compiled_components_get_their_weights_written(bench: Bench, factors: Fa
         adapted.always_write = False
 
 
-def test_what_a_worker_does_not_hold_as_weights_is_named(bench: Bench, factors: Factors, tmp_path: Path) -> None:
-    """AdaLN as tables, made with the time embedder as loaded, and fused projections: no update would act there."""
+def test_adaln_held_as_tables_is_named(bench: Bench, factors: Factors, tmp_path: Path) -> None:
+    """Tables were made with the projections and the time embedder as loaded: an update of these would not act."""
+    config = roles_config("local", "tiny", "t2va", dit={"memory": {"adaln": "tables"}})
+    role = Role(MiniMaxH3(), config.role_spec("dit"))
+    role.prepare()
+    role.load()
+
+    def install(name: str, chosen: Factors) -> InstallAdapter:
+        content = read_adapter(str(write(tmp_path / f"{name}.safetensors", tensors_of(chosen))))
+        order = InstallAdapter(name, name, content.source, content.sha256, "transformer")
+        role.adapters.carry_out(order, lambda: content.content)
+        return order
+
+    with pytest.raises(
+        AdapterError, match=r"found 6 of \d+ that do not.*holds AdaLN as tables \(memory\.adaln: tables\)"
+    ):
+        install("all", factors)
+    others = {name: pair for name, pair in factors.items() if not name.startswith(("time_", "norm_out"))}
+    others.pop("transformer_blocks.2.adaln_proj.linear")
+    install("others", others)
+    payload = bench.encoded["t2va"]
+    payload.header.values["lora"] = [["others", 1.0]]  # type: ignore[index]
+    made = role.run(Stage.DENOISE, payload, StageControl("r", Stage.DENOISE))
+    assert role.resident["adapters"] > 0
+    expected = bench.made_by_hand("t2va", by_hand(others, alpha=None))
+    assert distance((made.tensors["latents"], made.tensors["audio_latents"]), expected) <= 1e-5  # type: ignore[arg-type]
+
+
+def test_fused_projections_and_full_devices_are_named(bench: Bench, factors: Factors, tmp_path: Path) -> None:
     transformer = MiniMaxH3Transformer3DModel.from_pretrained(str(cached_tiny()), subfolder="transformer")
-    transformer.transformer_blocks[0].adaln_proj.linear = torch.nn.Identity()
-    transformer.transformer_blocks[1].attn.fuse_projections()
+    transformer.transformer_blocks[0].attn.fuse_projections()
     closed = closed_modules(transformer)
-    assert set(closed) == {
-        "transformer_blocks.0.adaln_proj.linear",
-        "time_embedder.linear_1",
-        "time_embedder.linear_2",
-        *(f"transformer_blocks.1.attn.to_{letter}" for letter in "qkv"),
-    }
+    assert set(closed) == {f"transformer_blocks.0.attn.to_{letter}" for letter in "qkv"}
     path = write(tmp_path / "a.safetensors", tensors_of(factors))
     content = read_adapter(str(path))
+    order = InstallAdapter("a#1", "a", str(path), content.sha256, "transformer")
     shapes, _ = parameters_of(transformer)
     surface = Surface("transformer", shapes, adapter_resolve(transformer), closed, "cpu", lambda: 1 << 40)
-    order = InstallAdapter("a#1", "a", str(path), content.sha256, "transformer")
-    with pytest.raises(
-        AdapterError, match=r"time_embedder\.linear_1.* \(this worker holds AdaLN as tables \(memory\.adaln"
-    ):
+    with pytest.raises(AdapterError, match=r"attn\.to_q\.lora_A.* \(the transformer's query, key and value were fused"):
         bind(order, content.content, surface, ())
-    full = Surface("transformer", parameters_of(bench.transformer("t2va"))[0], surface.resolve, {}, "cpu", lambda: 10)
+    full = Surface("transformer", shapes, adapter_resolve(transformer), {}, "cpu", lambda: 10)
     with pytest.raises(AdapterError, match=r"expected \d+ bytes free on cpu, found 10"):
         bind(order, content.content, full, ())
 

@@ -143,6 +143,12 @@ class AdapterRack:
         self._components = dict(components)
         self._prefixes = tuple(prefixes)
 
+    @property
+    def num_bytes(self) -> int:
+        """What all adapters take on the device."""
+        components = list(self._components.values())
+        return sum(bound.receipt.num_bytes for component in components for bound in list(component.bound.values()))
+
     def carry_out(self, order: AdapterOrder, content: Callable[[], NDArray[Any]]) -> LoraReceipt | None:
         """Do what the driver orders. Raises AdapterError, and then nothing has changed."""
         match order:
