@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Literal, TypeVar, overload
 
 from splitreel.cluster.backends import make_backend
-from splitreel.config import Config, TraceConfig, load_config
+from splitreel.config import Config, load_config
 from splitreel.engine.adapters import Adapters, Chosen
 from splitreel.engine.backend import WorkerHealth
 from splitreel.engine.engine import Deadlines, Engine
@@ -29,9 +29,8 @@ from splitreel.h3.media import prepare
 from splitreel.h3.model import MiniMaxH3
 from splitreel.h3.rules import check_references, check_workflow
 from splitreel.h3.tiny import make_tiny
-from splitreel.observe.files import TraceFile
-from splitreel.observe.observer import Sink
 from splitreel.observe.progress import LoadProgress, Progress
+from splitreel.observe.sinks import open_sinks
 from splitreel.observe.spans import SpanRecord, SpanRecorder, TraceContext
 from splitreel.observe.timings import timings_of
 from splitreel.request import Effective, GenerateRequest, GenerateResult
@@ -66,7 +65,7 @@ class Session:
         self.config = config
         self.aio = AsyncSession(self)
         self.lora = SessionLora(lambda: self._adapters, self._wait)
-        sinks = trace_sinks(config.trace)
+        sinks = open_sinks(config.trace.file, config.trace.otlp_endpoint)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="splitreel-engine", daemon=True)
         self._thread.start()
@@ -85,12 +84,8 @@ class Session:
             sinks,
             record_spans=config.trace.record,
         )
-        self._adapters = Adapters(
-            self._engine.backend,
-            {workflow: model.adapted_component(workflow) for workflow in config.model.workflows},
-            settings.start_timeout,
-            settings.stage_timeout,
-        )
+        served = {workflow: model.adapted_component(workflow) for workflow in config.model.workflows}
+        self._adapters = Adapters(self._engine.backend, served, settings.start_timeout, settings.stage_timeout)
         self._opening: asyncio.Task[None] | None = None
         if wait:
             try:
@@ -388,18 +383,6 @@ def preflight(config: Config, requests: Sequence[GenerateRequest]) -> list[Effec
         except InvalidRequest as error:
             found.append(error)
     return found
-
-
-def trace_sinks(config: TraceConfig) -> list[Sink]:
-    """Where the config sends spans. Raises ConfigError when one cannot be had."""
-    sinks: list[Sink] = []
-    if config.otlp_endpoint:
-        from splitreel.observe.otlp import OtlpSink, http_exporter
-
-        sinks.append(OtlpSink(http_exporter(config.otlp_endpoint)))
-    if config.file:
-        sinks.append(TraceFile(config.file))
-    return sinks
 
 
 def film_result(request_id: str, effective: Effective, film: Film) -> GenerateResult:

@@ -218,7 +218,7 @@ def make_rack(
     adapted: dict[str, AdaptedComponent] = {}
     for workflow in spec.workflows if Stage.DENOISE in spec.stages else ():
         name = model.adapted_component(workflow)
-        if name and name not in adapted:
+        if name in components and name not in adapted:
             module = components[name]
             resolve, closed = model.adapter_surface(name, module)
             shapes, quantised = parameters_of(module)

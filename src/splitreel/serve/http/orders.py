@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import dataclasses
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -90,11 +89,8 @@ def request_of(order: CreateVideo, files: Mapping[str, UploadFile], config: Conf
         "steps": order.steps,
         "seed": order.seed,
         "priority": order.priority,
+        "lora": order.lora,
     }
-    if order.lora is not None:
-        if "lora" not in {item.name for item in dataclasses.fields(GenerateRequest)}:
-            raise InvalidRequest("lora: this server has no adapters. Leave it out.", field="lora")
-        values["lora"] = order.lora
     return GenerateRequest(**values)
 
 

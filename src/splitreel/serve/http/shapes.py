@@ -72,7 +72,9 @@ class CreateVideo(BaseModel):
         description="Sigma points: N make N - 1 transformer calls. Default: the server's preset, else 50.",
     )
     seed: int | None = Field(default=None, ge=0, lt=2**63, description="Drawn and reported by default.")
-    lora: Any = Field(default=None, description="Adapters, where the server has them.")
+    lora: Any = Field(
+        default=None, description='Adapters of the config: ["turbo"] or [{"name": "turbo", "scale": 0.8}]; [] for none.'
+    )
     priority: int = Field(
         default=0, ge=-MAX_PRIORITY, le=MAX_PRIORITY, description="One point is worth a minute of waiting."
     )

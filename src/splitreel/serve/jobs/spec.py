@@ -6,7 +6,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 from PIL import Image
 
 from splitreel.errors import InvalidRequest
+from splitreel.lora import as_uses
 from splitreel.media import probe_image, probe_video, read_sound
 from splitreel.request import AudioReference, GenerateRequest, ImageReference, Reference, VideoReference
 
@@ -38,6 +39,8 @@ def store_request(request: GenerateRequest, folder: Path) -> tuple[dict[str, Any
     plain: dict[str, Any] = {
         item.name: getattr(request, item.name) for item in fields(request) if item.name not in (*_MEDIA, *_OURS)
     }
+    if request.lora is not None:
+        plain["lora"] = [asdict(use) for use in as_uses(request.lora)]
     for where, slot, source in _sources(request):
         _copy(source, folder / slot, where)
     for name in ("image", "last_image"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from splitreel.errors import ConfigError
 from splitreel.serve.cli.adapters import check_names, read_adapters
 from splitreel.serve.cli.failures import Refused, exit_code_of
 from splitreel.serve.cli.inputs import Order
+from splitreel.serve.jobs.spec import restore_request, store_request
 
 
 @pytest.fixture
@@ -79,6 +81,12 @@ def test_requests_take_names_mappings_and_uses() -> None:
             GenerateRequest(prompt="A lake.", lora=wrong)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="expected a finite number"):
         LoraUse("a", math.inf)
+
+
+def test_a_stored_job_keeps_its_adapters(tmp_path: Path) -> None:
+    request = GenerateRequest(prompt="A lake.", lora=["b", LoraUse("a", 0.5)])
+    plain = json.loads(json.dumps(store_request(request, tmp_path)[0]))
+    assert restore_request(plain, tmp_path, "r1").lora == request.lora
 
 
 def test_the_config_refuses_what_it_does_not_know() -> None:
