@@ -230,8 +230,6 @@ class Session:
             await asyncio.wait({self._opening}, timeout=30)
         await self._engine.close()
 
-    # Between threads ----------------------------------------------------------------------------------------------------
-
     def _prepare(self, request: GenerateRequest) -> _Prepared:
         """In the caller's thread: an OpenTelemetry span that is open there is above the request's own."""
         asked: object = request
@@ -251,9 +249,8 @@ class Session:
         model = self.config.model
         effective, payload = prepare(request, self.geometry, model.workflows, model.default_steps)
         chosen = self._adapters.choose(request.lora, effective.workflow)
-        values = {**payload.header.values, "lora": chosen.applied}
-        carrying = replace(payload, header=replace(payload.header, values=values))
-        return replace(effective, lora=chosen.uses), carrying, chosen
+        header = replace(payload.header, values={**payload.header.values, "lora": chosen.applied})
+        return replace(effective, lora=chosen.uses), replace(payload, header=header), chosen
 
     async def _admit(self, request: GenerateRequest, prepared: _Prepared, on_progress: OnProgress | None) -> JobHandle:
         self._adapters.still_loaded(prepared.chosen)

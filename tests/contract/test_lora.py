@@ -33,7 +33,7 @@ from splitreel.h3.geometry import Geometry
 from splitreel.h3.lora import adapter_resolve, closed_modules
 from splitreel.h3.media import prepare
 from splitreel.h3.model import MiniMaxH3
-from splitreel.h3.tiny import cached_tiny
+from splitreel.h3.tiny import cached_tiny, make_tiny
 from splitreel.lora import DropAdapter, FuseAdapters, InstallAdapter
 from splitreel.request import Stage
 from splitreel.roles.adapters.bind import Surface, bind
@@ -353,7 +353,8 @@ def test_fused_projections_and_full_devices_are_named(bench: Bench, factors: Fac
     transformer = MiniMaxH3Transformer3DModel.from_pretrained(str(cached_tiny()), subfolder="transformer")
     transformer.transformer_blocks[0].attn.fuse_projections()
     closed = closed_modules(transformer)
-    assert set(closed) == {f"transformer_blocks.0.attn.to_{letter}" for letter in "qkv"}
+    gates = {name for name in closed if name.endswith("to_gate_compress")}
+    assert set(closed) - gates == {f"transformer_blocks.0.attn.to_{letter}" for letter in "qkv"}
     path = write(tmp_path / "a.safetensors", tensors_of(factors))
     content = read_adapter(str(path))
     order = InstallAdapter("a#1", "a", str(path), content.sha256, "transformer")
@@ -439,7 +440,10 @@ REFUSED: dict[str, tuple[Callable[[dict[str, Tensor]], None], str]] = {
     "nan": (_nan, r"expected finite values in proj_in\.lora_B\.weight, found NaN"),
     "infinite alpha": (_infinite, r"expected finite values in proj_in\.alpha"),
     "unknown head": (_unknown_head, r"found 2 of \d+ that do not: new_head\.lora_A\.weight, new_head\.lora_B"),
-    "gates": (_gates, r"found 1 of \d+ that do not: transformer_blocks\.0\.attn\.to_gate_compress\.set_weight"),
+    "gates": (
+        _gates,
+        r"found 1 of \d+ that do not: transformer_blocks\.0\.attn\.to_gate_compress\.set_weight .*has no gates",
+    ),
     "twice": (_twice, r"expected each part of an update once, found proj_in\.lora_A\.weight again"),
     "two namings": (_other_naming_too, r"expected one update of proj_in\.weight, found a second one"),
     "integers": (_integers, r"expected floating-point values in proj_in\.lora_A\.weight, found int8"),
@@ -512,3 +516,27 @@ def test_alpha_of_ones_own(bench: Bench, factors: Factors, tmp_path: Path) -> No
     bench.drop(adapter)
     with pytest.raises(AdapterError, match="expected a number as alpha in metadata, found 'big'"):
         bench.install(write(tmp_path / "b.safetensors", tensors_of(factors), {"alpha": "big"}))
+
+
+def test_gates_of_a_fastvideo_adapter_replace_those_of_the_checkpoint(factors: Factors, tmp_path: Path) -> None:
+    """`.set_weight` of compression gates: at home on a transformer that has gates, refused on any other (see above)."""
+    make_tiny(tmp_path / "model", vsa_gates=True)
+    role = Role(
+        MiniMaxH3(), roles_config("local", str(tmp_path / "model"), dit={"attention": {"vsa": {}}}).role_spec("dit")
+    )
+    role.prepare()
+    role.load()
+    tensors = tensors_of(factors)
+    for block in range(3):
+        tensors[f"transformer_blocks.{block}.attn.to_gate_compress.set_weight"] = torch.full((128, 64), float(block))
+    path = write(tmp_path / "a.safetensors", tensors, {"format": "fastvideo-lora-v2"})
+    content = read_adapter(str(path))
+    order = InstallAdapter("a#1", "a", str(path), content.sha256, "transformer")
+    receipt = role.adapters.carry_out(order, lambda: content.content)
+    assert receipt is not None
+    assert receipt.replaced == tuple(f"transformer_blocks.{block}.attn.to_gate_compress.weight" for block in range(3))
+    role.adapters.apply("transformer", [("a#1", 1.0)])
+    gates = [role.components["transformer"].transformer_blocks[block].attn.to_gate_compress for block in range(3)]
+    assert [gate.weight.unique().tolist() for gate in gates] == [[0.0], [1.0], [2.0]]
+    role.adapters.apply("transformer", [])
+    assert all(gate.weight.unique().numel() > 100 for gate in gates)

@@ -77,6 +77,10 @@ def closed_modules(transformer: nn.Module) -> dict[str, str]:
     """Modules that are there and not used as they are, so that changing them would do nothing, or not all of it."""
     closed: dict[str, str] = {}
     for name, module in transformer.named_modules():
+        if name.endswith(".attn") and not hasattr(module, "to_gate_compress"):
+            closed[f"{name}.to_gate_compress"] = (
+                "this worker's transformer has no gates, which attention.vsa takes from a checkpoint that has them"
+            )
         if getattr(module, "fused_projections", False):
             for part in ("to_q", "to_k", "to_v"):
                 closed[f"{name}.{part}"] = "the transformer's query, key and value were fused into one projection"

@@ -151,6 +151,8 @@ class _Binding:
             return ()
         found = self._surface.resolve(module, bool(self._keys.infixes))
         if found is None:
+            if module in self._surface.closed:
+                self._closed[module] = self._surface.closed[module]
             return ()
         naming, slots = found
         for slot in slots:
