@@ -145,6 +145,9 @@ class Clockwork:
     def components(self, workflows: Sequence[str], stages: Sequence[Stage]) -> tuple[ComponentFiles, ...]:
         return ()
 
+    def attention_parts(self, checkpoint: Checkpoint, workflows: Sequence[str], stages: Sequence[Stage]) -> tuple[()]:
+        return ()
+
     def component_class(self, name: str) -> type:
         raise KeyError(name)
 

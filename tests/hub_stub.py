@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,11 +16,12 @@ COMMIT = "c" * 40
 
 
 class Hub:
-    """Serves one repository; remembers which files were fetched. `token`: what a caller must show, if anything."""
+    """Serves one repository; remembers which files were fetched, and of which only a part (`headers`). `token`: what a caller must show, if anything."""
 
     def __init__(self, root: Path, repo_id: str, token: str | None = None) -> None:
         self.root, self.repo_id, self.token = root, repo_id, token
         self.fetched: set[str] = set()
+        self.headers: set[str] = set()
         self.refused = 0
         hub = self
 
@@ -52,7 +54,7 @@ class Hub:
             content: object = {
                 "id": self.repo_id,
                 "sha": COMMIT,
-                "siblings": [{"rfilename": name} for name in sorted(files)],
+                "siblings": [{"rfilename": name, "size": item.stat().st_size} for name, item in sorted(files.items())],
             }
             if "/tree/" in path:
                 content = [
@@ -65,6 +67,12 @@ class Hub:
         name = path.removeprefix(prefix).partition("/")[2]
         if not path.startswith(prefix) or name not in files:
             self._send(handler, 404, b"{}", {"X-Error-Code": "EntryNotFound"}, body)
+            return
+        part = re.fullmatch(r"bytes=(\d+)-(\d+)", handler.headers.get("Range", ""))
+        if part is not None:
+            self.headers.add(name)
+            begin, end = int(part[1]), int(part[2]) + 1
+            self._send(handler, 206, files[name].read_bytes()[begin:end], {"Accept-Ranges": "bytes"}, body)
             return
         if body:
             self.fetched.add(name)

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from clockwork import film_digest, submitted
+from configs import roles_config
 from engines import opened
+from splitreel.cluster.doctor.examine import examine
 from splitreel.engine.engine import Engine
 from splitreel.engine.job import Job
 from splitreel.errors import SplitreelError
@@ -112,6 +114,19 @@ async def cut(address: str, folder: Path, device: str) -> dict[str, Any]:
         "ended": ended,
         "state": state,
     }
+
+
+async def doctor(address: str, folder: Path, device: str) -> dict[str, Any]:
+    """What doctor says of the links and of who answers."""
+    (folder / "modular_model_index.json").write_text("{}")
+    config = roles_config(address, str(folder), encoder_decoder={"node": "10.77.0.1"}, dit={"node": "169.254.77.2"})
+    report = await asyncio.to_thread(
+        examine, "clockwork:Clockwork", (1, 0), config, output=folder / "films", total=100.0
+    )
+    return report.to_dict()
+
+
+doctor_blocked = doctor
 
 
 if __name__ == "__main__":

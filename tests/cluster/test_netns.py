@@ -209,6 +209,34 @@ def test_a_link_on_which_payloads_do_not_arrive(cable: Cable) -> None:
     assert found["seconds"] < 20
 
 
+def test_doctor_names_the_direction(cable: Cable) -> None:
+    """Objects do not leave A: said of the way from A to B, and of nothing else."""
+    with cable.objects_do_not_leave_a():
+        found = cable.drive("doctor")
+    wrong = [each for each in found["checks"] if each["status"] == "fail"]
+    assert {each["check"] for each in wrong} == {"link.objects"}, wrong
+    there = next(each for each in wrong if each["node"] == "169.254.77.2")
+    assert there["found"].startswith("10.77.0.1 → 169.254.77.2: nothing arrived within ")
+    assert there["remedy"].startswith("Open Ray's ports in that direction")
+    assert found["nodes"] == {"10.77.0.1": "splitreel-0", "169.254.77.2": "splitreel-1"}
+    own = {each["node"]: each["found"] for each in found["checks"] if each["check"] == "address.own"}
+    assert own["10.77.0.1"].endswith("it also has 169.254.77.1")
+    assert found["seconds"] < 105
+
+
+def test_doctor_on_a_link_that_lets_only_the_head_through(cable: Cable) -> None:
+    """The node that is listed as healthy and cannot be reached; the other one is looked at nevertheless."""
+    with cable.only_the_head_answers():
+        found = cable.drive("doctor_blocked")
+    (wrong,) = [each for each in found["checks"] if each["status"] == "fail"]
+    assert (wrong["check"], wrong["node"]) == ("node.answers", "169.254.77.2")
+    assert "driver → splitreel-1 (169.254.77.2) port" in wrong["found"]
+    assert "no answer within 7" in wrong["found"]
+    assert "all of them, not the head's alone" in wrong["remedy"]
+    assert any(each["check"] == "checkpoint.complete" and each["node"] == "10.77.0.1" for each in found["checks"])
+    assert found["seconds"] < 105
+
+
 def test_a_link_that_goes_down(cable: Cable) -> None:
     """In mid-denoise the request resumes when the link is back; in mid-hop, for good, it ends by name."""
     found = cable.drive("cut")

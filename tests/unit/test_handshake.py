@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from splitreel.cluster.handshake import check_memory, compare, spill_warnings
-from splitreel.cluster.host import NodeFacts, WorkerFacts
+from splitreel.cluster.replies import NodeFacts, WorkerFacts
 from splitreel.errors import GeometryMismatch, PlacementError, VersionMismatch
 
 VERSIONS = {"python": "3.11", "splitreel": "0.1.0", "torch": "2.14.1", "diffusers": "0.42.1"}

@@ -13,7 +13,8 @@ import numpy as np
 import ray
 import ray._private.worker as ray_worker
 
-from splitreel.cluster.host import NodeFacts, Reply, WorkerFacts, WorkerHost, versions
+from splitreel.cluster.host import WorkerHost
+from splitreel.cluster.replies import NodeFacts, Reply, WorkerFacts, versions
 from splitreel.cluster.transport import arrive
 from splitreel.config import RoleSpec
 from splitreel.engine.backend import WorkerHealth, hop_into

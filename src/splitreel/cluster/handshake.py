@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from splitreel.cluster.host import WorkerFacts
+from splitreel.cluster.replies import WorkerFacts
 from splitreel.errors import GeometryMismatch, PlacementError, VersionMismatch
 
 # Ray stops spilling at 95 % (local_fs_capacity_threshold); said somewhat earlier.
@@ -16,25 +16,33 @@ def compare(facts: Sequence[WorkerFacts], driver: dict[str, str]) -> None:
 
     `driver`: the versions of the driving process, which exchanges requests and films with the workers.
     """
-    differences = []
-    for name in driver:
-        found = {f"driver {driver[name]}": driver[name]}
-        for item in facts:
-            found[f"{item.role} on {item.node.name} {item.versions.get(name, 'none')}"] = item.versions.get(
-                name, "none"
-            )
-        if len(set(found.values())) > 1:
-            differences.append(f"{name}: {', '.join(found)}")
+    found = {"driver": driver, **{f"{item.role} on {item.node.name}": item.versions for item in facts}}
+    different = differences(found, tuple(driver))
     schemas = {f"{item.role} on {item.node.name} {item.schema[0]}.{item.schema[1]}": item.schema[0] for item in facts}
     if len(set(schemas.values())) > 1:
-        differences.append(f"wire schema: {', '.join(schemas)}")
-    if differences:
+        different.append(f"wire schema: {', '.join(schemas)}")
+    if different:
         raise VersionMismatch(
             "versions: expected the same everywhere, found "
-            + "; ".join(differences)
+            + "; ".join(different)
             + ". Install the same on every node.",
-            differences=differences,
+            differences=different,
         )
+    compare_geometry(facts)
+
+
+def differences(found: Mapping[str, Mapping[str, str]], names: Sequence[str]) -> list[str]:
+    """One line per package that is not of one version everywhere. `found`: versions by the place where they are."""
+    lines = []
+    for name in names:
+        versions = {place: packages.get(name, "none") for place, packages in found.items()}
+        if len(set(versions.values())) > 1:
+            lines.append(f"{name}: {', '.join(f'{place} {version}' for place, version in versions.items())}")
+    return lines
+
+
+def compare_geometry(facts: Sequence[WorkerFacts]) -> None:
+    """Raise GeometryMismatch unless all workers read the same checkpoint."""
     first = facts[0]
     for other in facts[1:]:
         if other.fingerprint != first.fingerprint:

@@ -5,13 +5,10 @@ Stages run in one thread; `watch`, `health` and `stop` come from others and neve
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
-import platform
 import sys
 import threading
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -20,19 +17,19 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from splitreel.cluster.replies import Failure, NodeFacts, Reply, WorkerFacts, versions
 from splitreel.config import RoleSpec
 from splitreel.engine.backend import PayloadGone, StageReceipt, WorkerHealth, hop_into
 from splitreel.errors import RequestCancelled, SplitreelError, StageError, WorkerNotReady
 from splitreel.lora import AdapterOrder
 from splitreel.observe.logs import about, get_logger
 from splitreel.observe.progress import LoadProgress, Progress
-from splitreel.observe.spans import Device, Place, SpanRecord, SpanRecorder, TraceContext
+from splitreel.observe.spans import Device, Place, SpanRecorder, TraceContext
 from splitreel.request import Stage
 from splitreel.roles.control import StageControl
 from splitreel.roles.definition import ModelDefinition
 from splitreel.roles.device import trace_device
 from splitreel.roles.role import Role
-from splitreel.version import __version__
 from splitreel.wire import Packed, account, pack, unpack
 
 logger = get_logger(__name__)
@@ -41,70 +38,6 @@ T = TypeVar("T")
 
 # Waits until a stage's payload is on this machine, and gives what reads it.
 Arrive = Callable[[StageControl], Callable[[], Packed]]
-
-# What must be equal between processes that exchange payloads, or that must compute the same bits.
-_VERSIONED = ("torch", "diffusers", "transformers", "ray")
-
-
-@dataclass(frozen=True)
-class NodeFacts:
-    """The machine a worker runs on: `node_id` as Ray knows it, `name` as people do."""
-
-    node_id: str
-    name: str
-
-
-@dataclass(frozen=True)
-class WorkerFacts:
-    """What a worker reports before it loads anything; compared between workers."""
-
-    worker: str
-    role: str
-    node: NodeFacts
-    pid: int
-    geometry: dict[str, Any]
-    fingerprint: str
-    schema: tuple[int, int]
-    versions: dict[str, str]
-    device: str = "cpu"
-    memory_needed: dict[str, int] = field(default_factory=dict)
-    memory_free: int = 0
-    spill_folder: str = ""
-    spill_full: float = 0.0
-
-
-@dataclass(frozen=True)
-class Failure:
-    """An exception in a form that always crosses processes: its words, and the error itself when it is one of ours."""
-
-    error_type: str
-    message: str
-    remote_traceback: str
-    error: SplitreelError | None = None
-
-    @classmethod
-    def of(cls, error: BaseException) -> Failure:
-        """Describe an exception."""
-        frames = traceback.extract_tb(error.__traceback__)
-        where = f"in {frames[-1].name}, {frames[-1].filename}:{frames[-1].lineno}" if frames else "without words"
-        return cls(
-            error_type=type(error).__name__,
-            message=str(error) or where,
-            remote_traceback="".join(traceback.format_exception(error)),
-            error=error if isinstance(error, SplitreelError) else None,
-        )
-
-
-@dataclass(frozen=True)
-class Reply:
-    """What a worker's method gives back: a value or a failure, so that no exception has to be unpickled.
-
-    `spans`: those of a failed stage, or of loading; a stage that was done has them in its receipt.
-    """
-
-    value: Any = None
-    failure: Failure | None = None
-    spans: tuple[SpanRecord, ...] = ()
 
 
 @dataclass
@@ -336,33 +269,8 @@ class WorkerHost:
         return Failure(plain.error_type, plain.message, plain.remote_traceback, located)
 
 
-def versions() -> dict[str, str]:
-    """Versions of this process that others must share."""
-    found = {"python": ".".join(platform.python_version_tuple()[:2]), "splitreel": __version__}
-    for name in _VERSIONED:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = "none"
-    return found
-
-
 def slow(worker: str, order: AdapterOrder, timeout: float) -> WorkerNotReady:
     """The error for a worker that has not carried out an order about adapters in time."""
     return WorkerNotReady(
         f"lora: expected worker {worker} to carry out {type(order).__name__} within {timeout:g} s, found it still at it."
-    )
-
-
-def reply_value(reply: Reply) -> Any:
-    """The value of a Reply, or its failure raised."""
-    failure = reply.failure
-    if failure is None:
-        return reply.value
-    if failure.error is not None:
-        raise failure.error
-    raise SplitreelError(
-        f"{failure.error_type}: {failure.message}",
-        error_type=failure.error_type,
-        remote_traceback=failure.remote_traceback,
     )

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splitreel.cluster.handshake import check_memory, compare
-from splitreel.cluster.host import NodeFacts, WorkerFacts, WorkerHost, reply_value, slow, versions
+from splitreel.cluster.host import WorkerHost, slow
+from splitreel.cluster.replies import NodeFacts, WorkerFacts, reply_value, versions
 from splitreel.config import Config
 from splitreel.engine.backend import BeforeServing, Listener, StageReceipt, WorkerHealth, WorkerInfo, as_it_is, hop_into
 from splitreel.errors import WorkerLost

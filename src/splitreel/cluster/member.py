@@ -1,7 +1,4 @@
-"""One worker as the driver sees it: its actor, where it was placed, whether it answers.
-
-Ray's exceptions are translated here and nowhere else.
-"""
+"""One worker as the driver sees it: its actor, where it was placed, whether it answers."""
 
 from __future__ import annotations
 
@@ -11,16 +8,18 @@ from dataclasses import replace
 from typing import Any
 
 import ray
-from ray.exceptions import ActorUnschedulableError, OutOfMemoryError, RayActorError, RayError
+from ray.exceptions import ActorUnschedulableError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from splitreel.cluster.actor import WorkerActor
+from splitreel.cluster.answers import as_future, reason
 from splitreel.cluster.environment import shown, split, worker_environment
-from splitreel.cluster.host import Reply, WorkerFacts, reply_value, slow
+from splitreel.cluster.host import slow
 from splitreel.cluster.placement import Node, Wish
+from splitreel.cluster.replies import Reply, WorkerFacts, reply_value
 from splitreel.config import EngineConfig, RoleSpec
 from splitreel.engine.backend import PayloadGone, StageReceipt, WorkerHealth, WorkerInfo
-from splitreel.errors import PlacementError, SplitreelError, StageError, WorkerLost, WorkerNotReady
+from splitreel.errors import PlacementError, StageError, WorkerLost, WorkerNotReady
 from splitreel.lora import AdapterOrder, FuseAdapters, LoraReceipt
 from splitreel.observe.logs import get_logger
 from splitreel.observe.progress import LoadProgress, Progress
@@ -291,25 +290,3 @@ def _seen(answer: asyncio.Future[Any]) -> None:
     """Look at the error of an answer that nobody waits for any more: its worker was ended."""
     if not answer.cancelled():
         answer.exception()
-
-
-async def as_future(reference: Any) -> Any:
-    """A reference as a coroutine that can be waited for and given up."""
-    return await asyncio.wrap_future(reference.future())
-
-
-def reason(error: BaseException) -> str:
-    """The useful part of a Ray error, without its page of advice."""
-    if isinstance(error, SplitreelError):
-        return error.message
-    text = str(error)
-    if isinstance(error, OutOfMemoryError) or "running low on memory" in text:
-        return (
-            "Ray's memory monitor killed it because the node ran out of memory. Free memory there, use a smaller dtype, or "
-            "set RAY_memory_usage_threshold (or RAY_memory_monitor_refresh_ms=0) where Ray is started."
-        )
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    if "raised in its creation task" in text:
-        # Only what the process needs in order to start at all runs there; the words that matter come last.
-        return f"its process could not start: {lines[-1][:500]}. See that splitreel is installed there as it is here."
-    return f"{type(error).__name__}: {' '.join(lines[:2])[:500]}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from splitreel.config import Config
 from splitreel.errors import PlacementError
 
 
@@ -39,6 +40,17 @@ class Wish:
     where: str
     node: str | None
     gpus: float
+
+
+def wishes_of(config: Config) -> dict[str, list[Wish]]:
+    """What each role of a config asks for, one wish per worker: the role's name, numbered where it has several nodes."""
+    found: dict[str, list[Wish]] = {}
+    for role, settings in config.roles.items():
+        for index, node in enumerate(settings.placements):
+            name = role if len(settings.placements) == 1 else f"{role}.{index}"
+            where = f"roles.{role}.node" if settings.nodes is None else f"roles.{role}.nodes[{index}]"
+            found.setdefault(role, []).append(Wish(name, where, node, settings.gpus))
+    return found
 
 
 def place(wishes: Sequence[Wish], nodes: Sequence[Node]) -> dict[str, Node]:

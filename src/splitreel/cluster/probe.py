@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import ray
 from ray.exceptions import RayError
 
-from splitreel.cluster.member import Member, as_future, reason
+from splitreel.cluster.answers import as_future, reason
 from splitreel.cluster.placement import Node
 from splitreel.errors import ClusterError
+
+if TYPE_CHECKING:
+    from splitreel.cluster.member import Member
 
 # Above Ray's limit for objects that travel inside messages (100 KB), so that it goes from store to store.
 PROBE_BYTES = 1 << 20

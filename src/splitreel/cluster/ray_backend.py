@@ -16,12 +16,13 @@ import ray
 from numpy.typing import NDArray
 from ray.exceptions import RayError
 
+from splitreel.cluster.answers import reason
 from splitreel.cluster.connection import Connection, connect
 from splitreel.cluster.handshake import check_memory, compare, spill_warnings
-from splitreel.cluster.host import versions
-from splitreel.cluster.member import Member, reason
-from splitreel.cluster.placement import Node, Wish, place
+from splitreel.cluster.member import Member
+from splitreel.cluster.placement import Node, place, wishes_of
 from splitreel.cluster.probe import knock, probe
+from splitreel.cluster.replies import versions
 from splitreel.cluster.transport import arrive
 from splitreel.config import Config
 from splitreel.engine.backend import (
@@ -242,14 +243,11 @@ def _bring(reference: Any, timeout: float, spans: SpanRecorder) -> Packed:
 
 
 def _members(model: ModelDefinition, config: Config) -> list[Member]:
-    members = []
-    for role, settings in config.roles.items():
-        for index, node in enumerate(settings.placements):
-            name = role if len(settings.placements) == 1 else f"{role}.{index}"
-            where = f"roles.{role}.node" if settings.nodes is None else f"roles.{role}.nodes[{index}]"
-            wish = Wish(name, where, node, settings.gpus)
-            members.append(Member(model, config.role_spec(role), wish, settings.env, config.engine))
-    return members
+    return [
+        Member(model, config.role_spec(role), wish, config.roles[role].env, config.engine)
+        for role, wishes in wishes_of(config).items()
+        for wish in wishes
+    ]
 
 
 async def _all(steps: Sequence[Awaitable[None]]) -> None:

@@ -34,8 +34,12 @@ class MiniMaxH3:
     """Video with stereo sound, in three workflows."""
 
     name: str = "MiniMax-H3"
-    schema: tuple[int, int] = SCHEMA
     workflows: tuple[str, ...] = cut.WORKFLOWS
+
+    @property
+    def schema(self) -> tuple[int, int]:
+        """The version of payloads of this machine's package: no field, which would travel with the driver's."""
+        return SCHEMA
 
     def locate(self, path: str) -> str:
         """`tiny` and `tiny:other` make and cache a tiny checkpoint on this machine; anything else is a path already."""

@@ -7,11 +7,11 @@ latents. `denoised` (→ decode): latents. Noise, layout, positions and row indi
 from __future__ import annotations
 
 from splitreel.h3.geometry import Geometry
+from splitreel.h3.schema import SCHEMA as SCHEMA
 from splitreel.request import Stage
 from splitreel.wire import FieldSpec, PayloadSpec
 from splitreel.wire.spec import FLOATS
 
-SCHEMA = (1, 0)
 KINDS = {Stage.ENCODE: "submitted", Stage.DENOISE: "encoded", Stage.DECODE: "denoised"}
 FILM = "film"
 

@@ -126,17 +126,20 @@ def parse_machine(text: str) -> Machine:
     return Machine(name, round(float(amount) * (1024**3 if unit == "GiB" else GB)), unified is not None)
 
 
-def workers_of(config: Config, machines: Sequence[Machine]) -> list[WorkerPlan]:
+def workers_of(config: Config, machines: Sequence[Machine], seats: Sequence[str] | None = None) -> list[WorkerPlan]:
     """The config's workers on the machines they name; those that name none take the others in order.
 
-    Raises ConfigError for a node that no machine is given for.
+    `seats`: the machine of each worker in the config's order, where a cluster has said it. Raises ConfigError for a node
+    that no machine is given for.
     """
     wishes = [(name, node) for name, role in config.roles.items() for node in role.placements]
     named = {node for _, node in wishes if node is not None}
     spare = [machine.name for machine in machines if machine.name not in named]
     found = []
-    for role, node in wishes:
-        if node is None:
+    for index, (role, node) in enumerate(wishes):
+        if seats is not None:
+            where = seats[index]
+        elif node is None:
             where = spare.pop(0) if spare else machines[-1].name
         elif node in {machine.name for machine in machines}:
             where = node

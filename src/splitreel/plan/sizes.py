@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from splitreel.errors import CheckpointError
 from splitreel.h3.released import RELEASED, REPOSITORY, STAGE_COMPONENTS, Dims, FilmSize, Values, table_bytes
 from splitreel.h3.residency import form, is_adaln
 from splitreel.request import Stage
-from splitreel.roles.checkpoint import INDEX_FILE, Checkpoint, check_safetensors
+from splitreel.roles.checkpoint import INDEX_FILE, Checkpoint, cached_checkpoint, check_safetensors
 
 RELEASE = REPOSITORY
 ITEM_SIZES = {"bfloat16": 2, "float16": 2, "float32": 4}
@@ -48,10 +48,11 @@ def components_of(stages: Sequence[Stage], workflows: Sequence[str]) -> tuple[st
     return tuple(name for name in order if name in needed)
 
 
-def sizes_of(path: str, workflows: Sequence[str], *, revision: str | None = None) -> Sizes:
-    """Sizes of a local directory, of what the hub's cache holds, or of the release.
+def sizes_of(path: str, workflows: Sequence[str], *, revision: str | None = None, online: bool = False) -> Sizes:
+    """Sizes of a local directory, of what the hub's cache holds, with `online` of what the hub says, or of the release.
 
-    Reads headers only. Raises CheckpointError where a file is absent, cut off, or the model is neither here nor known.
+    Reads headers only. `Sizes.source` says which it was, and why it was not the one before. Raises CheckpointError where
+    a file is absent, cut off, or the model is neither here nor known.
     """
     folder = Path(path).expanduser()
     if path.partition(":")[0] == "tiny":
@@ -60,16 +61,37 @@ def sizes_of(path: str, workflows: Sequence[str], *, revision: str | None = None
         folder = Path(MiniMaxH3().locate(path))
     if folder.is_dir():
         return read_sizes(folder, workflows)
+    is_id = path.count("/") == 1 and not path.startswith((".", "/", "~"))
+    problem: CheckpointError | None = None
+    cached = cached_checkpoint(path, revision) if is_id else None
+    if cached is not None:
+        try:
+            return read_sizes(cached.root, workflows)
+        except CheckpointError as error:  # half of it: the hub or the table may know
+            problem = error
+    if is_id and online:
+        try:
+            return _online_sizes(path, revision, workflows)
+        except CheckpointError as error:
+            problem = error
     if path == REPOSITORY:
-        return Sizes(RELEASED, Dims(), "the shipped table of the released checkpoint")
-    cached = _cached(path, revision) if path.count("/") == 1 and not path.startswith((".", "/", "~")) else None
-    if cached is None:
-        raise CheckpointError(
-            f"model.path: expected a directory, a repository in the hub's cache, or {REPOSITORY}, found {path!r}. "
-            "Download it first, or plan with the released sizes (--model).",
-            file=path,
-        )
-    return read_sizes(cached, workflows)
+        why = f" ({problem.message.rpartition('found ')[2].rstrip('.')})" if problem is not None else ""
+        return Sizes(RELEASED, Dims(), f"the shipped table of the released checkpoint{why}")
+    if problem is not None:
+        raise problem
+    raise CheckpointError(
+        f"model.path: expected a directory, a repository in the hub's cache, or {REPOSITORY}, found {path!r}. "
+        "Download it first, or plan with the released sizes (--model).",
+        file=path,
+    )
+
+
+def _online_sizes(repository: str, revision: str | None, workflows: Sequence[str]) -> Sizes:
+    from splitreel.plan.hub import read_online
+
+    headers, configs = read_online(repository, revision, components_of(tuple(Stage), workflows))
+    values = {name: _values(name, tensors) for name, tensors in headers.items()}
+    return Sizes(values, Dims.of_configs(configs), f"file headers of {repository}, read from the hub")
 
 
 def read_sizes(folder: Path, workflows: Sequence[str]) -> Sizes:
@@ -87,7 +109,6 @@ def read_sizes(folder: Path, workflows: Sequence[str]) -> Sizes:
 
 
 def _count(checkpoint: Checkpoint, component: str) -> Values:
-    plain = pinned = unread = adaln = 0
     files = checkpoint.weight_files(component)
     if not files:
         raise CheckpointError(
@@ -95,20 +116,25 @@ def _count(checkpoint: Checkpoint, component: str) -> Values:
             component=component,
             file=str(checkpoint.root / component),
         )
-    for path in files:
-        for name, entry in check_safetensors(path, component=component).items():
-            if name != "__metadata__":
-                count = math.prod(entry["shape"])
-                held = form(component, name, MemorySpec())
-                plain += 0 if held.pinned else count
-                pinned += count if held.pinned else 0
-                unread += 0 if held.resident else count
-                adaln += count if component.startswith("transformer") and is_adaln(name) else 0
+    return _values(
+        component,
+        (
+            (name, entry["shape"])
+            for path in files
+            for name, entry in check_safetensors(path, component=component).items()
+            if name != "__metadata__"
+        ),
+    )
+
+
+def _values(component: str, tensors: Iterable[tuple[str, Sequence[int]]]) -> Values:
+    """Count the numbers in tensors of these names and shapes."""
+    plain = pinned = unread = adaln = 0
+    for name, shape in tensors:
+        count = math.prod(shape)
+        held = form(component, name, MemorySpec())
+        plain += 0 if held.pinned else count
+        pinned += count if held.pinned else 0
+        unread += 0 if held.resident else count
+        adaln += count if component.startswith("transformer") and is_adaln(name) else 0
     return Values(plain, pinned, unread, adaln)
-
-
-def _cached(repository: str, revision: str | None) -> Path | None:
-    import huggingface_hub
-
-    found = huggingface_hub.try_to_load_from_cache(repository, INDEX_FILE, revision=revision)
-    return Path(found).parent if isinstance(found, str) else None

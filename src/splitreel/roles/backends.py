@@ -54,6 +54,14 @@ def diffusers_backend(name: str) -> Any:
     return known[name]
 
 
+def import_backend(name: str) -> None:
+    """Import a backend's package and ask diffusers for its requirements; what stops it is raised as it came."""
+    package = "kernels" if name.endswith("_hub") else _PACKAGES.get("sage" if name.startswith("sage") else name)
+    if package is not None:
+        importlib.import_module(package)
+    _dispatch()._check_attention_backend_requirements(diffusers_backend(name))
+
+
 def try_backend(name: str, case: AttentionCase, *, hub_kernels: bool) -> None:
     """Import a backend and run it once on small random inputs; what stops it is raised as it came.
 
@@ -66,10 +74,7 @@ def try_backend(name: str, case: AttentionCase, *, hub_kernels: bool) -> None:
         raise PermissionError(
             f"{name} runs code from {repository} on the Hugging Face hub, which attention.hub_kernels: true allows"
         )
-    package = "kernels" if name.endswith("_hub") else _PACKAGES.get("sage" if name.startswith("sage") else name)
-    if package is not None:
-        importlib.import_module(package)
-    dispatch._check_attention_backend_requirements(backend)
+    import_backend(name)
     with quiet():
         dispatch._maybe_download_kernel_for_backend(backend)
     generator = torch.Generator().manual_seed(0)

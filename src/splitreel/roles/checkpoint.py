@@ -167,6 +167,12 @@ def open_checkpoint(source: str, *, components: Iterable[str], revision: str | N
     A local directory is taken as it is, whatever its index says. Anything else is a hub repository id: only the
     folders named and the small metadata files are downloaded (nothing, when HF_HUB_OFFLINE is set).
     """
+    local = local_checkpoint(source)
+    return local if local is not None else _from_hub(source, sorted(components), revision)
+
+
+def local_checkpoint(source: str) -> Checkpoint | None:
+    """The checkpoint in a local directory; None for a hub id. Raises CheckpointError for what is neither."""
     path = Path(source).expanduser()
     if path.is_dir():
         return _local(path, source)
@@ -176,7 +182,15 @@ def open_checkpoint(source: str, *, components: Iterable[str], revision: str | N
             "on this machine.",
             file=source,
         )
-    return _from_hub(source, sorted(components), revision)
+    return None
+
+
+def cached_checkpoint(repo_id: str, revision: str | None = None) -> Checkpoint | None:
+    """What this machine's hub cache holds of a repository, complete or not; None for nothing. Asks no network."""
+    import huggingface_hub
+
+    found = huggingface_hub.try_to_load_from_cache(repo_id, INDEX_FILE, revision=revision)
+    return Checkpoint(root=Path(found).parent, source=repo_id) if isinstance(found, str) else None
 
 
 def _local(path: Path, source: str) -> Checkpoint:
@@ -215,14 +229,14 @@ def _from_hub(repo_id: str, components: Sequence[str], revision: str | None) -> 
 
     if constants.HF_HUB_OFFLINE:
         # snapshot_download refuses a snapshot made with patterns when offline; what counts is checked file by file.
-        cached = huggingface_hub.try_to_load_from_cache(repo_id, INDEX_FILE, revision=revision)
-        if not isinstance(cached, str):
+        cached = cached_checkpoint(repo_id, revision)
+        if cached is None:
             raise CheckpointError(
                 f"model.path: expected {repo_id} in the local hub cache because HF_HUB_OFFLINE is set, found nothing. "
                 "Start once online, or give a local directory.",
                 file=repo_id,
             )
-        return Checkpoint(root=Path(cached).parent, source=repo_id)
+        return cached
     patterns = [*METADATA_PATTERNS, *(f"{component}/*" for component in components)]
     logger.info("fetching %s of %s", ", ".join(components) or "metadata", repo_id)
     try:

@@ -1,6 +1,9 @@
-"""What tracing may do on a role's device: wait until its work is done, and mark ranges for NVIDIA's profilers."""
+"""A role's device: what tracing may do on it, what it is, and whose memory it uses."""
 
 from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
 
 import torch
 
@@ -17,3 +20,60 @@ def trace_device(spec: RoleSpec) -> Device:
         synchronise=(lambda: torch.cuda.synchronize(device)) if spec.trace_sync else None,
         mark=torch.cuda.nvtx.range if spec.trace_nvtx else None,
     )
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A CUDA device as torch sees it. Bytes are None where the driver does not tell ("not supported" on some GB10).
+
+    `compiled_for`: the architectures that this torch has kernels for, such as sm_90.
+    """
+
+    name: str
+    capability: tuple[int, int]
+    compiled_for: tuple[str, ...]
+    free_bytes: int | None
+    total_bytes: int | None
+    unified: bool
+
+    @property
+    def has_kernels(self) -> bool:
+        """Whether this torch runs here: kernels of the same major version, not newer than the device, or PTX of any older."""
+        major, minor = self.capability
+        for name in self.compiled_for:
+            kind, _, digits = name.partition("_")
+            digits = digits.rstrip("abcdefghijklmnopqrstuvwxyz")
+            if not digits.isdecimal():
+                continue
+            built = int(digits[:-1]), int(digits[-1])
+            if (kind == "sm" and built[0] == major and built[1] <= minor) or (
+                kind == "compute" and built <= self.capability
+            ):
+                return True
+        return not self.compiled_for
+
+
+def look_at_gpu(device: str) -> Gpu | None:
+    """The device, or None where this process has no such one."""
+    if not torch.cuda.is_available() or (torch.device(device).index or 0) >= torch.cuda.device_count():
+        return None
+    properties = torch.cuda.get_device_properties(torch.device(device))
+    free: int | None = None
+    total: int | None = None
+    with contextlib.suppress(RuntimeError):
+        free, total = torch.cuda.mem_get_info(torch.device(device))
+    # A device that does not say how much memory it has is one of those that use the machine's.
+    return Gpu(
+        name=properties.name,
+        capability=(properties.major, properties.minor),
+        compiled_for=tuple(torch.cuda.get_arch_list()),
+        free_bytes=free,
+        total_bytes=total,
+        unified=bool(getattr(properties, "is_integrated", False)) or total is None,
+    )
+
+
+def shares_memory() -> bool:
+    """Whether the first CUDA device of this process shares the machine's memory."""
+    gpu = look_at_gpu("cuda")
+    return gpu is not None and gpu.unified

@@ -9,7 +9,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from splitreel.serve.cli import cluster, config, generate, make_tiny, plan, serve, trace
+from splitreel.serve.cli import cluster, config, doctor, generate, make_tiny, plan, serve, trace
 from splitreel.serve.cli.codes import EXIT_CODES, USAGE
 from splitreel.serve.cli.failures import exit_code_of, explain
 from splitreel.serve.cli.logs import Verbose, set_verbosity
@@ -38,6 +38,7 @@ app.command("serve", epilog=serve.EPILOG)(serve.serve)
 app.command("key", epilog=serve.KEY_EPILOG)(serve.key)
 app.command("trace", epilog=trace.EPILOG)(trace.trace)
 app.command("make-tiny", epilog=make_tiny.EPILOG)(make_tiny.make_tiny)
+app.command("doctor", epilog=doctor.EPILOG)(doctor.doctor)
 app.command("plan", epilog=plan.EPILOG)(plan.plan)
 app.add_typer(config.app, name="config")
 app.add_typer(cluster.app, name="cluster")

@@ -19,7 +19,9 @@ EPILOG = """Examples:
 
 splitreel plan --node a=128:unified --node b=128:unified
 
-splitreel plan --config splitreel.yaml --node 192.168.23.1=128:unified --node 192.168.23.2=128:unified
+splitreel plan --config splitreel.yaml
+
+splitreel plan --config splitreel.yaml --offline --node 192.168.23.1=128:unified --node 192.168.23.2=128:unified
 
 splitreel plan --node a=80 --node b=80 --times encode=2,denoise=60,decode=8 --rate 30
 
@@ -113,11 +115,21 @@ def plan(
             rich_help_panel=_SPEED,
         ),
     ] = None,
+    offline: Annotated[
+        bool,
+        typer.Option(
+            "--offline",
+            metavar="",
+            help="Ask neither the config's cluster for its nodes' memory nor the hub for file headers.",
+            rich_help_panel=_MEMORY,
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", metavar="", help="One JSON object on stdout.")] = False,
 ) -> None:
     """Say whether a model fits on some machines, and how many films an hour each way to use them makes.
 
-    Reads file headers only, or a table of the released sizes: nothing is loaded or downloaded.
+    Reads file headers only, here or from the hub, or a table of the released sizes: nothing is loaded or downloaded.
+    Without --node the nodes of the config's running cluster are asked for their memory.
     """
     from splitreel.config import load_config
     from splitreel.plan.memory import best_layout, forecast, parse_machine, workers_of
@@ -132,6 +144,9 @@ def plan(
     twice = sorted({each.name for each in known if [other.name for other in known].count(each.name) > 1})
     if twice:
         raise Refused(f"--node: expected each name once, found {twice[0]} twice. Give each machine a name of its own.")
+    seats: list[str] | None = None
+    if not known and settings is not None and not offline and settings.cluster.address not in ("local", "embedded"):
+        known, seats = _ask_cluster(settings, required=times is None)
     if not known and times is None:
         raise Refused(
             "--node, --times: expected the memory of each machine or the seconds of each stage, found neither. For example "
@@ -139,14 +154,14 @@ def plan(
         )
     served = _served(settings, workflows)
     path = model or (settings.model.path if settings else RELEASE)
-    sizes = sizes_of(path, served, revision=settings.model.revision if settings else None)
+    sizes = sizes_of(path, served, revision=settings.model.revision if settings else None, online=not offline)
     film = film_size(height, width, num_frames, text_rows, served)
 
     report: dict[str, Any] = {}
     fits = True
     if known:
         found = (
-            forecast(workers_of(settings, known), known, sizes, film)
+            forecast(workers_of(settings, known, seats), known, sizes, film)
             if settings is not None
             else best_layout(known, sizes, film, served)
         )
@@ -174,6 +189,29 @@ def plan(
     if as_json:
         print(json.dumps(report))
     raise typer.Exit(0 if fits else DEPLOYMENT)
+
+
+def _ask_cluster(settings: Config, *, required: bool) -> tuple[list[Machine], list[str] | None]:
+    """The memory of the nodes where workers would be, and the machine of each worker; said on stderr."""
+    from splitreel.cluster.machines import seats_of
+    from splitreel.errors import ClusterError
+    from splitreel.plan.memory import Machine
+    from splitreel.serve.cli.failures import Refused
+
+    try:
+        seats = seats_of(settings)
+    except ClusterError as error:
+        if required:
+            raise Refused(
+                f"--node: expected the memory of each machine, found none given, and the cluster does not tell it: "
+                f"{error.message} Or give --node ADDRESS=GB."
+            ) from error
+        typer.echo(f"note: planning without memory: {error.message}", err=True)
+        return [], None
+    machines = {seat.machine: Machine(seat.machine, seat.bytes, seat.unified) for seat in seats}
+    told = ", ".join(f"{machine.name} {machine.bytes / 1e9:.1f} GB" for machine in machines.values())
+    typer.echo(f"Memory as the cluster at {settings.cluster.address} tells it: {told}", err=True)
+    return list(machines.values()), [seat.machine for seat in seats]
 
 
 def _speed(
