@@ -154,7 +154,7 @@ def run_with(role: Role, spec: VsaSpec) -> tuple[torch.Tensor, VsaRun]:
 def run(role: Role, steps: int = STEPS) -> tuple[torch.Tensor, VsaRun | None, int]:
     """Latents of a made-up prompt, what the processors counted, and the transformer calls."""
     geometry: Any = role.geometry
-    values = {"num_frames": 124, "height": 64, "width": 128, "steps": steps, "seed": 1, "output": "tensor"}
+    values = {"num_frames": 124, "height": 64, "width": 128, "steps": steps, "seed": 1, "output": "tensor", "lora": []}
     generator = torch.Generator().manual_seed(2)
     payload = Payload(
         Header("r", "t2va", KINDS[Stage.DENOISE], SCHEMA, geometry.fingerprint, values),

@@ -154,8 +154,11 @@ class VsaBegin(ModularPipelineBlocks):  # type: ignore[misc]
         return [InputParam(name, required=True) for name in _LAYOUT]
 
     def __call__(self, components: Any, block_state: BlockState, i: int, t: torch.Tensor) -> tuple[Any, BlockState]:
-        layout = {name: getattr(block_state, name) for name in _LAYOUT}
-        self._run.begin(tiles_of(layout, components.patch_size, self._run.spec.tile), i)
+        tiles = self._run.tiles
+        if i == 0 or tiles is None:
+            layout = {name: getattr(block_state, name) for name in _LAYOUT}
+            tiles = tiles_of(layout, components.patch_size, self._run.spec.tile)
+        self._run.begin(tiles, i)
         return components, block_state
 
 
