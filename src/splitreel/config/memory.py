@@ -26,6 +26,10 @@ class MemoryConfig(Section):
         default_factory=list, description="Steps of the schedules whose tables are made while the role loads."
     )
     adaln_schedules: int = Field(default=2, ge=1, le=64, description="Schedules whose tables are kept.")
+    quantization: dict[Literal["transformer", "transformer_ref", "text_encoder"], Literal["int8", "fp8"]] = Field(
+        default_factory=dict,
+        description="Linear layers in 8 bits, per component: {transformer: int8}. Changes results; needs torchao.",
+    )
 
     @model_validator(mode="after")
     def _whole(self) -> MemoryConfig:
@@ -40,4 +44,5 @@ class MemoryConfig(Section):
             adaln=self.adaln,
             adaln_steps=tuple(dict.fromkeys(self.adaln_steps)),
             adaln_schedules=self.adaln_schedules,
+            quantization=tuple(sorted(self.quantization.items())),
         )

@@ -48,13 +48,15 @@ class MemorySpec:
     """What of the components stays in memory.
 
     text_encoder  used or full; adaln: projections or tables
-    adaln_steps   steps of the schedules whose tables are made at load; at most `adaln_schedules` are kept
+    adaln_steps   steps of the schedules whose tables are made at load; at most `adaln_schedules` others are kept
+    quantization  (component, int8 or fp8)
     """
 
     text_encoder: str = "used"
     adaln: str = "projections"
     adaln_steps: tuple[int, ...] = ()
     adaln_schedules: int = 2
+    quantization: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)

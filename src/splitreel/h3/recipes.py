@@ -66,7 +66,15 @@ def recipe_for(component: str, kind: Any, checkpoint: Checkpoint, spec: RoleSpec
     if with_tables:
         dims = Dims.of_configs({component: checkpoint.read_json(f"{component}/config.json", component=component)})
         beside = table_bytes(component, spec.workflows, spec.memory, dims, dtype.itemsize)
-    return Recipe(skeleton=skeleton, dtype_of=dtype_of, beside=beside, plain=None if with_tables or gated else plain)
+    quantization = dict(spec.memory.quantization).get(component)
+    return Recipe(
+        skeleton=skeleton,
+        dtype_of=dtype_of,
+        quantized=lambda tensor: form(component, tensor, spec.memory).matrix,
+        quantization=quantization,
+        beside=beside,
+        plain=None if with_tables or gated or quantization else plain,
+    )
 
 
 def _warn_of_gates(component: str, *, found: bool, asked: bool) -> None:

@@ -44,28 +44,34 @@ class Values:
     pinned  in float32 whatever is asked for
     unread  of the text encoder: what is only loaded with `text_encoder: full`
     adaln   of a transformer: the projections that `adaln: tables` does without
+    matrices  in linear layers that quantising takes, without those above; `rows` of them, each with a scale
     """
 
     plain: int
     pinned: int = 0
     unread: int = 0
     adaln: int = 0
+    matrices: int = 0
+    rows: int = 0
 
-    def bytes_in(self, item_size: int, memory: MemorySpec) -> int:
+    def bytes_in(self, item_size: int, memory: MemorySpec, quantization: str | None = None) -> int:
         """Bytes once loaded with `item_size` bytes per number and these memory settings."""
         plain = self.plain - (self.unread if memory.text_encoder == "used" else 0)
         plain -= self.adaln if memory.adaln == "tables" else 0
+        if quantization is not None:
+            small = self.matrices + (self.adaln if memory.adaln != "tables" else 0)
+            return (plain - small) * item_size + small + self.rows * 5 + self.pinned * 4
         return plain * item_size + self.pinned * 4
 
 
 # Counted on the classes: the defaults of diffusers', which are the released configuration (10.4 (float32), 0.6 (float32)
 # and twice 66.3 GB), and Qwen3-VL-32B's (66.7 GB).
 RELEASED: dict[str, Values] = {
-    "text_encoder": Values(33_357_390_064, unread=7_604_294_144),
+    "text_encoder": Values(33_357_390_064, unread=7_604_294_144, matrices=24_379_392_000, rows=3_584_000),
     "vae": Values(2_423_232_088, 180_636_896),
     "audio_vae": Values(0, 151_321_489),
-    "transformer": Values(33_105_770_752, 17_222_144, adaln=13_039_369_728),
-    "transformer_ref": Values(33_105_770_752, 17_222_144, adaln=13_039_369_728),
+    "transformer": Values(33_105_770_752, 17_222_144, 0, 13_039_369_728, 19_267_584_000, 3_046_400),
+    "transformer_ref": Values(33_105_770_752, 17_222_144, 0, 13_039_369_728, 19_267_584_000, 3_046_400),
 }
 
 

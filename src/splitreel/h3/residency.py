@@ -14,6 +14,9 @@ from splitreel.config import MemorySpec
 # any after it, nor the final norm, nor the language head is of use.
 TEXT_LAYERS_USED = 50
 _TEXT_LAYER = re.compile(r"language_model\.layers\.(\d+)\.")
+# What diffusers' guide for this model leaves to quantise: the linear layers of the blocks. The text refiner, the time
+# embedding, the projections in and out, the norms, and the encoder's pictures and embeddings are excluded there.
+_BLOCK_MATRIX = re.compile(r"transformer_blocks\.\d+\.(attn\.to_|ff\.net\.|adaln_proj\.).*\bweight$")
 _TEXT_UNUSED = ("lm_head.", "model.language_model.norm.")
 
 # Modules that diffusers keeps in float32 whatever dtype is asked for; matched against the parts of a tensor's name.
@@ -28,19 +31,26 @@ KEPT_IN_FLOAT32: dict[str, frozenset[str]] = {
 
 @dataclass(frozen=True)
 class Form:
-    """How one tensor is held: `resident` or not at all; `pinned` to float32 whatever dtype its component has."""
+    """How one tensor is held: `resident` or not at all; `pinned` to float32 whatever dtype its component has; `matrix`:
+    of a linear layer that is held in 8 bits when its component is quantised.
+    """
 
     resident: bool = True
     pinned: bool = False
+    matrix: bool = False
 
 
 def form(component: str, tensor: str, memory: MemorySpec) -> Form:
     """The form of the tensor that a component's files call `tensor`."""
     if component == "text_encoder":
-        return Form(resident=memory.text_encoder == "full" or not _text_unused(tensor))
+        resident = memory.text_encoder == "full" or not _text_unused(tensor)
+        return Form(resident, matrix=_TEXT_LAYER.search(tensor) is not None and tensor.endswith("_proj.weight"))
     if component.startswith("transformer") and memory.adaln == "tables" and is_adaln(tensor):
         return Form(resident=False)
-    return Form(pinned=not KEPT_IN_FLOAT32[component].isdisjoint(tensor.split(".")))
+    return Form(
+        pinned=not KEPT_IN_FLOAT32[component].isdisjoint(tensor.split(".")),
+        matrix=component.startswith("transformer") and _BLOCK_MATRIX.match(tensor) is not None,
+    )
 
 
 def is_adaln(tensor: str) -> bool:

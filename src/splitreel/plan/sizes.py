@@ -32,7 +32,7 @@ class Sizes:
         """Bytes of a component once loaded in a dtype, with a role's memory settings and for its workflows."""
         memory, item_size = memory or MemorySpec(), ITEM_SIZES[dtype]
         tables = table_bytes(component, workflows, memory, self.dims, item_size)
-        return self.values[component].bytes_in(item_size, memory) + tables
+        return self.values[component].bytes_in(item_size, memory, dict(memory.quantization).get(component)) + tables
 
 
 def film_size(height: int, width: int, num_frames: int, text_rows: int, workflows: Sequence[str]) -> FilmSize:
@@ -129,12 +129,16 @@ def _count(checkpoint: Checkpoint, component: str) -> Values:
 
 def _values(component: str, tensors: Iterable[tuple[str, Sequence[int]]]) -> Values:
     """Count the numbers in tensors of these names and shapes."""
-    plain = pinned = unread = adaln = 0
+    plain = pinned = unread = adaln = matrices = rows = 0
     for name, shape in tensors:
         count = math.prod(shape)
         held = form(component, name, MemorySpec())
         plain += 0 if held.pinned else count
         pinned += count if held.pinned else 0
         unread += 0 if held.resident else count
-        adaln += count if component.startswith("transformer") and is_adaln(name) else 0
-    return Values(plain, pinned, unread, adaln)
+        projection = component.startswith("transformer") and is_adaln(name)
+        adaln += count if projection else 0
+        if held.matrix and held.resident and not projection:
+            matrices += count
+            rows += shape[0]
+    return Values(plain, pinned, unread, adaln, matrices, rows)

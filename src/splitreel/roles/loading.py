@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from splitreel.errors import IncompleteCheckpoint
 from splitreel.observe.logs import get_logger
 from splitreel.roles.checkpoint import Checkpoint
+from splitreel.roles.quantizing import quantized_bytes, quantizer
 from splitreel.roles.quiet import quiet
 from splitreel.roles.weights import StoredTensor, reading, stored_tensors
 
@@ -29,12 +30,15 @@ class Recipe:
 
     skeleton  builds it, while weights are made on the meta device.
     dtype_of  the dtype in which a tensor of the files is held, by name; None for one that is not wanted.
+    quantized  whether a tensor of the files is held in 8 bits, by name; `quantization` says in which form.
     beside    bytes that it will hold beside the tensors of its files.
     plain     the library's own loading, taken when the files' names are not the skeleton's; None where it will not do.
     """
 
     skeleton: Callable[[], nn.Module]
     dtype_of: Callable[[str], torch.dtype | None]
+    quantized: Callable[[str], bool] = lambda name: False
+    quantization: str | None = None
     beside: int = 0
     plain: Callable[[], nn.Module] | None = None
 
@@ -45,8 +49,15 @@ class Recipe:
 
     def bytes_needed(self, checkpoint: Checkpoint, component: str) -> int:
         """Bytes that will be held, from the files' headers."""
-        held = ((stored.num_elements, self.held_in(stored)) for stored in stored_tensors(checkpoint, component))
-        return self.beside + sum(count * dtype.itemsize for count, dtype in held if dtype is not None)
+        return self.beside + sum(self._bytes(stored) for stored in stored_tensors(checkpoint, component))
+
+    def _bytes(self, stored: StoredTensor) -> int:
+        dtype = self.held_in(stored)
+        if dtype is None:
+            return 0
+        if self.quantization is not None and self.quantized(stored.name):
+            return quantized_bytes(self.quantization, stored.shape)
+        return stored.num_elements * dtype.itemsize
 
 
 def load_module(recipe: Recipe, checkpoint: Checkpoint, component: str, device: torch.device) -> nn.Module:
@@ -63,11 +74,15 @@ def load_module(recipe: Recipe, checkpoint: Checkpoint, component: str, device: 
     missing = _missing(module, [stored for stored, _ in wanted])
     if missing:
         return _load_plainly(recipe, checkpoint, component, device, missing)
+    quantize = quantizer(recipe.quantization, component, device) if recipe.quantization is not None else None
     slots = dict(_slots(module))
     with reading(component, device) as reader:
         for stored, dtype in wanted:
             if stored.name in slots:
                 slots[stored.name](reader.read(stored, dtype))
+                if quantize is not None and recipe.quantized(stored.name):
+                    # Each as soon as it is there, so that no two of them are ever whole.
+                    quantize(module.get_submodule(stored.name.rpartition(".")[0]))
     return module.to(device).eval().requires_grad_(False)
 
 

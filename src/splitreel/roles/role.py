@@ -21,6 +21,7 @@ from splitreel.roles.compiling import compile_blocks
 from splitreel.roles.control import StageControl
 from splitreel.roles.definition import GeometryFacts, ModelDefinition, StageProgram
 from splitreel.roles.loading import LIBRARIES, load_module
+from splitreel.roles.quantizing import held_tensors, try_quantization
 from splitreel.roles.quiet import quiet
 from splitreel.roles.results import ResultCache, result_key
 from splitreel.wire import Payload
@@ -65,6 +66,10 @@ class Role:
         self._geometry = self.model.read_geometry(checkpoint, self.spec.workflows)
         self._checkpoint = checkpoint
         _check_device(self.spec.device)
+        held = {need.name for need in needs}
+        for component, kind in self.spec.memory.quantization:
+            if component in held:
+                try_quantization(kind, component, torch.device(self.spec.device), self.spec.torch_dtype(component))
         self.attention.choose(self.model.attention_parts(checkpoint, self.spec.workflows, self.spec.stages))
         return self._geometry
 
@@ -261,8 +266,9 @@ def resident_bytes(component: Any) -> int:
     if not isinstance(component, torch.nn.Module):
         return 0
     seen: dict[int, int] = {}
-    for tensor in (*component.parameters(), *component.buffers()):
-        storage = tensor.untyped_storage()
-        seen[storage.data_ptr() or id(tensor)] = storage.nbytes()
+    for parameter in (*component.parameters(), *component.buffers()):
+        for tensor in held_tensors(parameter):
+            storage = tensor.untyped_storage()
+            seen[storage.data_ptr() or id(tensor)] = storage.nbytes()
     held_beside = getattr(component, "held_beside", None)
     return sum(seen.values()) + (held_beside() if held_beside is not None else 0)
