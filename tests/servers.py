@@ -20,9 +20,11 @@ import uvicorn
 import yaml
 
 import timed_h3
-from splitreel.config import parse_config
+from splitreel.config import Config, parse_config
+from splitreel.roles.definition import ModelDefinition
 from splitreel.serve.http.app import create_app
-from splitreel.serve.http.run import listen, uvicorn_config
+from splitreel.serve.http.listening import listen
+from splitreel.serve.http.run import uvicorn_config
 from splitreel.serve.jobs.service import JobService
 from timed_h3 import TimedH3, settings
 
@@ -133,18 +135,26 @@ def _text(path: Path) -> str:
 
 
 @contextmanager
-def served(folder: Path, *, step_seconds: float = 0.01, model: Any = None, **serve_settings: Any) -> Iterator[str]:
+def served(folder: Path, *, step_seconds: float = 0.01, **serve_settings: Any) -> Iterator[str]:
     """The app with test durations on a thread of this process; its address."""
     config = parse_config(settings(folder, **serve_settings))
-    service = JobService(config, model=model or TimedH3(step_seconds=step_seconds))
+    with serving(config, TimedH3(step_seconds=step_seconds)) as (address, _):
+        yield address
+
+
+@contextmanager
+def serving(config: Config, model: ModelDefinition | None = None) -> Iterator[tuple[str, JobService]]:
+    """The app on a thread of this process, ready: its address, and the service within."""
+    service = JobService(config, model=model)
     with listen(config.serve) as bound:
         server = uvicorn.Server(uvicorn_config(create_app(service)))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
         thread.start()
         try:
             address = f"http://127.0.0.1:{bound.getsockname()[1]}"
-            wait_for(lambda: httpx.get(f"{address}/ready", timeout=10).status_code == 200, 60)
-            yield address
+            until = lambda: httpx.get(f"{address}/ready", timeout=10).status_code == 200  # noqa: E731
+            wait_for(until, 90, lambda: service.deployment.detail)
+            yield address, service
         finally:
             server.should_exit = True
             thread.join(60)

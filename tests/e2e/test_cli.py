@@ -83,7 +83,9 @@ def files(folder: Path) -> set[str]:
 # Help -----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", [[], ["generate"], ["make-tiny"], ["config"], ["plan"], ["cluster"]])
+@pytest.mark.parametrize(
+    "command", [[], ["generate"], ["make-tiny"], ["config"], ["plan"], ["cluster"], ["serve"], ["key"]]
+)
 def test_help_gives_examples_and_exit_codes(tmp_path: Path, command: list[str]) -> None:
     done = splitreel(tmp_path, *command, "--help")
     assert done.returncode == 0

@@ -75,10 +75,14 @@ def serve(
     from splitreel.serve.cli.failures import explain
     from splitreel.serve.cli.inputs import read_config
     from splitreel.serve.cli.signals import retake
+    from splitreel.serve.http.listening import listen
+    from splitreel.serve.jobs.ledger import open_ledger
 
     given = {"host": host, "port": port, "folder": folder}
     flags = [f"serve.{name}={_yaml(value)}" for name, value in given.items() if value is not None]
     settings = read_config(config, [*(overrides or []), *flags])
+    listen(settings.serve).close()
+    open_ledger(settings.serve)[1].close()
     _say("importing torch and the model library")
     from splitreel.serve.http.run import serve as serve_until_stopped
 

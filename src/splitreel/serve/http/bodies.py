@@ -47,8 +47,7 @@ async def read_body(
     limit = settings.max_field_bytes if is_json else settings.max_upload_bytes
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limit:
-        if int(declared) <= _DRAINED_BYTES:
-            await _drain(request)
+        await drain(request)
         raise _too_large(limit, is_json)
     body = _counted(request, limit, is_json)
     form: FormData | None = None
@@ -59,7 +58,7 @@ async def read_body(
             else:
                 form = await _parsed(request, body, settings)
     except BodyTooLarge:
-        await _drain(request)
+        await drain(request)
         raise
     except TimeoutError:
         raise BodyTimeout(
@@ -96,8 +95,13 @@ async def _counted(request: Request, limit: int, is_json: bool) -> AsyncGenerato
         yield part
 
 
-async def _drain(request: Request) -> None:
-    """Read on for a little: a client that is still sending when the connection closes never sees why."""
+async def drain(request: Request) -> None:
+    """Read what is left of a body that is refused, unless it is large: a client that is still sending when the connection
+    closes never sees why.
+    """
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > _DRAINED_BYTES:
+        return
     left = _DRAINED_BYTES
     try:
         async with asyncio.timeout(_DRAINED_SECONDS):

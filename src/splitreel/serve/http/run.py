@@ -13,11 +13,10 @@ from collections.abc import Callable, Iterator
 import uvicorn
 from fastapi import FastAPI
 
-from splitreel.config import Config, ServeConfig
-from splitreel.errors import ConfigError
+from splitreel.config import Config
 from splitreel.roles.definition import ModelDefinition
 from splitreel.serve.http.app import create_app
-from splitreel.serve.http.keys import check_exposure
+from splitreel.serve.http.listening import listen
 from splitreel.serve.jobs.service import JobService
 
 _CLOSE_SECONDS = 5  # what answers under way get once everything else has ended
@@ -30,22 +29,6 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
-
-
-def listen(settings: ServeConfig) -> socket.socket:
-    """Bind before anything loads. Raises ConfigError: exposed without keys, or an address that cannot be had."""
-    check_exposure(settings)
-    try:
-        family = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0][0]
-        bound = socket.socket(family, socket.SOCK_STREAM)
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind((settings.host, settings.port))
-        bound.listen(1024)
-    except OSError as error:
-        raise ConfigError(
-            f"serve.port: expected to listen on {settings.host}:{settings.port}, found {error.strerror}. Choose another."
-        ) from error
-    return bound
 
 
 def serve(
@@ -79,6 +62,8 @@ def uvicorn_config(app: FastAPI) -> uvicorn.Config:
         proxy_headers=False,
         lifespan="on",
         timeout_graceful_shutdown=_CLOSE_SECONDS,
+        # Longer than clients pause between two polls: one that asks again just then would find the connection closed.
+        timeout_keep_alive=75,
         h11_max_incomplete_event_size=65_536,
     )
 

@@ -14,11 +14,12 @@ from fastapi import APIRouter, Header, Query, Request
 from fastapi import Path as PathParameter
 from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 
+from splitreel.errors import RequestError
 from splitreel.observe.chrome import chrome_trace
 from splitreel.observe.gantt import gantt
 from splitreel.observe.report import requests as reports
 from splitreel.observe.spans import SpanRecord
-from splitreel.serve.http.bodies import read_body
+from splitreel.serve.http.bodies import drain, read_body
 from splitreel.serve.http.errors import documented
 from splitreel.serve.http.orders import check_model, model_id, parse, request_of
 from splitreel.serve.http.shapes import CreateVideo, Video, VideoDeleted, VideoPage, video_of
@@ -89,7 +90,11 @@ def video_routes(service: JobService) -> APIRouter:
     async def create(request: Request, idempotency_key: IdempotencyKey = None) -> Video:
         """Write a job down and return it, queued. It outlives this connection, and the server."""
         owner = request.state.owner
-        await service.check_room(owner, idempotency_key)
+        try:
+            await service.check_room(owner, idempotency_key)
+        except RequestError:
+            await drain(request)
+            raise
         async with read_body(request, config.serve) as (fields, files):
             order = parse(fields)
             check_model(order.model, config)

@@ -17,12 +17,11 @@ from splitreel.request import GenerateRequest
 from splitreel.roles.definition import ModelDefinition
 from splitreel.serve.jobs.bell import Bell, rung_within
 from splitreel.serve.jobs.deployment import Deployment
-from splitreel.serve.jobs.folder import JobFolder
+from splitreel.serve.jobs.ledger import open_ledger
 from splitreel.serve.jobs.pace import Pace
 from splitreel.serve.jobs.refusals import NothingThere, NotReady
 from splitreel.serve.jobs.runner import Runner
 from splitreel.serve.jobs.spec import MediaLimits, check_media, digest, placed, store_request
-from splitreel.serve.jobs.store import JobStore, resolve_url
 from splitreel.serve.jobs.table import MAX_PRIORITY, PRIORITY_SECONDS, Job
 from splitreel.serve.jobs.view import Condition, JobView, ServiceStats, view_of
 from splitreel.session import Session
@@ -43,10 +42,8 @@ class JobService:
     def __init__(self, config: Config, *, model: ModelDefinition | None = None) -> None:
         """Open the ledger. Raises ConfigError. `model`: as `Session` has it."""
         settings = config.serve
-        root = Path(settings.folder).expanduser().absolute()
         self.config = config
-        self.folder = JobFolder(root)
-        self._store = JobStore(resolve_url(settings.database, root))
+        self.folder, self._store = open_ledger(settings)
         self._threads = ThreadPoolExecutor(4, thread_name_prefix="splitreel-jobs")
         self._pace = Pace()
         self._bell = Bell()
