@@ -4,8 +4,8 @@ flat, does /health answer?
     PYTHONPATH=tests python benchmarks/serve_load.py [--clients 200] [--jobs 5] [--queue 256] [--step-seconds 0.002]
 
 The server runs in a process of its own, the clients in this one, on one loop. Each client asks for its jobs one after the
-other; refused with 429 it waits as `Retry-After` says, three times at most. Every film is compared with its request's seed. /health is
-asked from a process of its own, so that busy clients do not count as a slow server.
+other; refused with 429 it waits as `Retry-After` says, three times at most. Every film is compared with its request's seed.
+/health is asked from a process of its own, so that busy clients do not count as a slow server.
 The baseline of /health is measured in the same run, before the load. Prints one JSON object.
 """
 
