@@ -8,11 +8,12 @@ BIN := $(VENV)/bin
 # runs on the CPU as well; without on macOS. TORCH_INDEX=URL adds another package index to take torch from.
 PIP := $(BIN)/python -m pip install --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: help demo test check format clean
+.PHONY: help demo test check bench format clean
 
 help:
 	@echo "make demo    install into $(VENV), make a tiny checkpoint, run two Ray nodes on this machine, write outputs/demo.mp4"
 	@echo "make test    install with the development tools and run the whole test suite"
+	@echo "make bench   run the benchmarks, write benchmarks/results.json and the README's table"
 	@echo "make check   lint, types, import rules, links in the docs"
 	@echo "make format  let ruff rewrite the sources"
 	@echo "make clean   remove $(VENV), outputs and caches of this folder"
@@ -48,6 +49,10 @@ check: $(VENV)/.installed-dev
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(BIN)/python scripts/check_docs.py
+
+bench: $(VENV)/.installed-dev
+	@echo "== running the benchmarks: about half an hour, on a machine that does nothing else"
+	@$(BIN)/python benchmarks/run_all.py
 
 format: $(VENV)/.installed-dev
 	@$(BIN)/ruff format .
