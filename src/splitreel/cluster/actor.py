@@ -14,13 +14,13 @@ import ray
 import ray._private.worker as ray_worker
 
 from splitreel.cluster.host import WorkerHost
+from splitreel.cluster.journal import Entry
 from splitreel.cluster.replies import NodeFacts, Reply, WorkerFacts, versions
 from splitreel.cluster.transport import arrive
 from splitreel.config import RoleSpec
 from splitreel.engine.backend import WorkerHealth, hop_into
 from splitreel.lora import AdapterOrder
 from splitreel.observe.logs import get_logger, set_up_worker_log
-from splitreel.observe.progress import LoadProgress, Progress
 from splitreel.request import Stage
 from splitreel.roles.control import StageControl
 from splitreel.roles.definition import ModelDefinition
@@ -102,7 +102,7 @@ class WorkerActor:
         self._host.stop(request_id)
 
     @ray.method(concurrency_group="control")
-    def watch(self, seen: int, timeout: float) -> tuple[int, list[Progress | LoadProgress]]:
+    def watch(self, seen: int, timeout: float) -> list[Entry]:
         """Wait for events."""
         return self._host.watch(seen, timeout)
 

@@ -9,21 +9,21 @@ import os
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from splitreel.cluster.journal import Entry, Journal
 from splitreel.cluster.replies import Failure, NodeFacts, Reply, WorkerFacts, versions
 from splitreel.config import RoleSpec
 from splitreel.engine.backend import PayloadGone, StageReceipt, WorkerHealth, hop_into
 from splitreel.errors import RequestCancelled, SplitreelError, StageError, WorkerNotReady
 from splitreel.lora import AdapterOrder
 from splitreel.observe.logs import about, get_logger
-from splitreel.observe.progress import LoadProgress, Progress
+from splitreel.observe.progress import LoadProgress
 from splitreel.observe.spans import Device, Place, SpanRecorder, TraceContext
 from splitreel.request import Stage
 from splitreel.roles.control import StageControl
@@ -38,26 +38,6 @@ T = TypeVar("T")
 
 # Waits until a stage's payload is on this machine, and gives what reads it.
 Arrive = Callable[[StageControl], Callable[[], Packed]]
-
-
-@dataclass
-class _Journal:
-    """Progress events, numbered, for whoever watches. Bounded: a watcher that stays away loses the oldest."""
-
-    events: deque[tuple[int, Progress | LoadProgress]] = field(default_factory=lambda: deque(maxlen=10_000))
-    changed: threading.Condition = field(default_factory=threading.Condition)
-    count: int = 0
-
-    def add(self, event: Progress | LoadProgress) -> None:
-        with self.changed:
-            self.count += 1
-            self.events.append((self.count, event))
-            self.changed.notify_all()
-
-    def since(self, seen: int, timeout: float) -> tuple[int, list[Progress | LoadProgress]]:
-        with self.changed:
-            self.changed.wait_for(lambda: self.count > seen, timeout)
-            return self.count, [event for number, event in self.events if number > seen]
 
 
 class WorkerHost:
@@ -80,7 +60,7 @@ class WorkerHost:
         self._role = Role(model, spec)
         self._device = Device()
         self._model = model
-        self._journal = _Journal()
+        self._journal = Journal()
         self._control: StageControl | None = None
         self._stops: set[str] = set()
         self._lock = threading.Lock()
@@ -147,14 +127,15 @@ class WorkerHost:
             except Exception as error:
                 logger.debug("%s ended: %s: %s", stage, type(error).__name__, error)
                 # No local name for the failure: it holds the error, whose traceback holds this frame and the payload.
-                return None, Reply(failure=self._failure(error, stage, request_id), spans=spans.finish())
+                failure = self._failure(error, stage, request_id)
+                return None, Reply(failure=failure, spans=spans.finish(), events=self._journal.untaken())
             finally:
                 with self._lock:
                     self._control = None
                     self._stops.discard(request_id)
             logger.debug("%s done in %.3f s", stage, time.monotonic() - began)
         self._stages_done += 1
-        return made, Reply(value=receipt)
+        return made, Reply(value=receipt, events=self._journal.untaken())
 
     def _take_and_run(self, stage: Stage, arrive: Arrive, control: StageControl) -> tuple[Packed, StageReceipt]:
         spans = control.spans
@@ -195,8 +176,8 @@ class WorkerHost:
             else:
                 self._stops.add(request_id)
 
-    def watch(self, seen: int, timeout: float) -> tuple[int, list[Progress | LoadProgress]]:
-        """Wait until there are events after number `seen`, or `timeout` seconds; the latest number and the events."""
+    def watch(self, seen: int, timeout: float) -> list[Entry]:
+        """Wait until there are events after number `seen`, or `timeout` seconds."""
         return self._journal.since(seen, timeout)
 
     def health(self) -> WorkerHealth:

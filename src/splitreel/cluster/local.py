@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from splitreel.cluster.handshake import check_memory, compare
 from splitreel.cluster.host import WorkerHost, slow
+from splitreel.cluster.journal import Entry, Reader
 from splitreel.cluster.replies import NodeFacts, WorkerFacts, reply_value, versions
 from splitreel.config import Config
 from splitreel.engine.backend import BeforeServing, Listener, StageReceipt, WorkerHealth, WorkerInfo, as_it_is, hop_into
@@ -35,7 +37,10 @@ class LocalBackend:
         self._threads: dict[str, ThreadPoolExecutor] = {}
         self._watchers: list[asyncio.Task[None]] = []
         self._watch_threads = ThreadPoolExecutor(thread_name_prefix="splitreel-watch")
+        self._readers: dict[str, Reader] = defaultdict(Reader)
         self._on_spans: Callable[[Sequence[SpanRecord]], None] = lambda spans: None
+        self._on_progress: Callable[[Progress], None] = lambda progress: None
+        self._on_load: Callable[[LoadProgress], None] = lambda progress: None
         self.facts: list[WorkerFacts] = []
         self.before_serving: BeforeServing = as_it_is
         host_name = socket.gethostname()
@@ -60,13 +65,13 @@ class LocalBackend:
 
     async def start(self, listener: Listener, on_load: Callable[[LoadProgress], None]) -> None:
         """Check every role, then load all in parallel."""
+        self._on_spans, self._on_progress, self._on_load = listener.on_spans, listener.on_progress, on_load
         replies = await asyncio.gather(*(self._call(name, host.prepare) for name, host in self._hosts.items()))
         self.facts = [reply_value(reply) for reply in replies]
         compare(self.facts, versions())
         check_memory(self.facts)
         for name in self._hosts:
-            self._watchers.append(asyncio.ensure_future(self._watch(name, listener, on_load)))
-        self._on_spans = listener.on_spans
+            self._watchers.append(asyncio.ensure_future(self._watch(name)))
         for reply in await asyncio.gather(*(self._call(name, host.load) for name, host in self._hosts.items())):
             listener.on_spans(reply.spans)
             reply_value(reply)
@@ -76,6 +81,7 @@ class LocalBackend:
         made, reply = await self._call(
             worker, self._hosts[worker].run_stage, stage, request_id, lambda control: lambda: payload
         )
+        self._pass_on(worker, reply.events)
         self._on_spans(reply.spans)
         return made, reply_value(reply)
 
@@ -122,17 +128,19 @@ class LocalBackend:
         for threads in (*self._threads.values(), self._watch_threads):
             threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _watch(self, name: str, listener: Listener, on_load: Callable[[LoadProgress], None]) -> None:
-        seen = 0
+    async def _watch(self, name: str) -> None:
         while True:
-            seen, events = await asyncio.get_running_loop().run_in_executor(
-                self._watch_threads, self._hosts[name].watch, seen, 0.5
+            entries = await asyncio.get_running_loop().run_in_executor(
+                self._watch_threads, self._hosts[name].watch, self._readers[name].seen, 0.5
             )
-            for event in events:
-                if isinstance(event, Progress):
-                    listener.on_progress(event)
-                else:
-                    on_load(event)
+            self._pass_on(name, entries)
+
+    def _pass_on(self, name: str, entries: Iterable[Entry]) -> None:
+        for event in self._readers[name].new(entries):
+            if isinstance(event, Progress):
+                self._on_progress(event)
+            else:
+                self._on_load(event)
 
     async def _call(self, worker: str, function: Callable[..., Any], *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(

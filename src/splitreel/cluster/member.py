@@ -15,6 +15,7 @@ from splitreel.cluster.actor import WorkerActor
 from splitreel.cluster.answers import as_future, reason
 from splitreel.cluster.environment import shown, split, worker_environment
 from splitreel.cluster.host import slow
+from splitreel.cluster.journal import Reader
 from splitreel.cluster.placement import Node, Wish
 from splitreel.cluster.replies import Reply, WorkerFacts, reply_value
 from splitreel.config import EngineConfig, RoleSpec
@@ -56,6 +57,7 @@ class Member:
         self._actor: Any = None
         self._lost: asyncio.Future[WorkerLost] | None = None
         self._watcher: asyncio.Task[None] | None = None
+        self._reader = Reader()
         self._stages_running = 0
         self._on_event: OnEvent = lambda event: None
         self._on_lost: OnLost = lambda member, error: None
@@ -100,6 +102,7 @@ class Member:
         self.info = WorkerInfo(
             self.name, self.spec.role, self.spec.stages, self.spec.workflows, node.address, facts.node.node_id
         )
+        self._reader = Reader()
         self._watcher = asyncio.ensure_future(self._watch())
 
     async def load(self) -> None:
@@ -164,6 +167,8 @@ class Member:
                 node=self.node.address if self.node else None,
                 error_type=type(error).__name__,
             ) from error
+        for event in self._reader.new(reply.events):
+            self._on_event(event)
         self._on_event(reply.spans)
         if reply.failure is not None and reply.failure.error_type == PayloadGone.__name__:
             raise PayloadGone(reply.failure.message)
@@ -224,9 +229,9 @@ class Member:
         A worker that is silent while a stage runs on it is given up after `lost_after`; an idle one is only called
         silent (it may be stopped or swapped out, and come back), unless Ray says that it is dead.
         """
-        seen = 0
         while True:
-            answer = asyncio.ensure_future(as_future(self._actor.watch.remote(seen, self._settings.heartbeat)))
+            ask = self._actor.watch.remote(self._reader.seen, self._settings.heartbeat)
+            answer = asyncio.ensure_future(as_future(ask))
             patience = self._settings.heartbeat + self._settings.lost_after
             answer.add_done_callback(_seen)
             while not (await asyncio.wait([answer], timeout=patience))[0]:
@@ -240,14 +245,14 @@ class Member:
                 self.silent = True
                 patience = self._settings.lost_after
             try:
-                seen, events = answer.result()
+                entries = answer.result()
             except RayError as error:
                 self.give_up(self._loss(reason(error)))
                 return
             if self.silent:
                 logger.warning("%s: worker %s answers again", self.place, self.name, extra=self.where)
             self.silent = False
-            for event in events:
+            for event in self._reader.new(entries):
                 self._on_event(event)
 
     def give_up(self, error: WorkerLost) -> None:

@@ -11,6 +11,7 @@ import traceback
 from dataclasses import dataclass, field
 from typing import Any
 
+from splitreel.cluster.journal import Entry
 from splitreel.errors import SplitreelError
 from splitreel.observe.spans import SpanRecord
 from splitreel.version import __version__
@@ -72,12 +73,14 @@ class Failure:
 class Reply:
     """What a worker's method gives back: a value or a failure, so that no exception has to be unpickled.
 
-    `spans`: those of a failed stage, or of loading; a stage that was done has them in its receipt.
+    `spans`: those of a failed stage, or of loading; a stage that was done has them in its receipt. `events`: what it
+    reported and no watcher has taken yet.
     """
 
     value: Any = None
     failure: Failure | None = None
     spans: tuple[SpanRecord, ...] = ()
+    events: tuple[Entry, ...] = ()
 
 
 def versions() -> dict[str, str]:
