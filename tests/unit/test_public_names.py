@@ -75,3 +75,12 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     code = "import sys, splitreel, splitreel.serve.cli; splitreel.load_config; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
     assert not {"torch", "diffusers", "transformers", "ray", "fastapi", "sqlalchemy"} & set(loaded.split())
+
+
+def test_a_worker_imports_the_model_libraries_only_with_its_model() -> None:
+    """diffusers costs several seconds of CPU in every worker process, also in those that run no model of its."""
+    code = "import sys, splitreel.cluster.actor; print(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    ).stdout
+    assert not {"diffusers", "transformers", "torchao", "av"} & set(loaded.split())

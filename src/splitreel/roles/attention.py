@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from diffusers.models.attention import AttentionModuleMixin
 
 from splitreel.config import RoleSpec, known_backend
 from splitreel.errors import ConfigError, WorkerNotReady
@@ -149,6 +148,8 @@ def _default() -> tuple[str, str]:
 
 
 def _attention_layers(module: torch.nn.Module) -> list[Any]:
+    from diffusers.models.attention import AttentionModuleMixin  # seconds; a role without attention needs none of it
+
     return [layer for layer in module.modules() if isinstance(layer, AttentionModuleMixin)]
 
 
