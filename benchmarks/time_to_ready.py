@@ -22,7 +22,8 @@ from pathlib import Path
 
 from proportions import show
 
-from splitreel.cluster.host import NodeFacts, WorkerHost, reply_value
+from splitreel.cluster.host import NodeFacts, WorkerHost
+from splitreel.cluster.replies import reply_value
 from splitreel.config import parse_config
 from splitreel.h3.model import MiniMaxH3
 from splitreel.h3.tiny import make_tiny
