@@ -127,8 +127,11 @@ class WorkerHost:
             except Exception as error:
                 logger.debug("%s ended: %s: %s", stage, type(error).__name__, error)
                 # No local name for the failure: it holds the error, whose traceback holds this frame and the payload.
-                failure = self._failure(error, stage, request_id)
-                return None, Reply(failure=failure, spans=spans.finish(), events=self._journal.untaken())
+                return None, Reply(
+                    failure=self._failure(error, stage, request_id),
+                    spans=spans.finish(),
+                    events=self._journal.untaken(),
+                )
             finally:
                 with self._lock:
                     self._control = None
