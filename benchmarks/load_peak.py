@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from proportions import show, write_text_encoder, write_transformer
+from claims import Claim, report
+from proportions import write_text_encoder, write_transformer
 
 from splitreel.config import MemorySpec, RoleSpec
 from splitreel.h3.model import MiniMaxH3
@@ -93,13 +94,14 @@ def main() -> None:
                 [*command, "--measure", small, folder, way], check=True, capture_output=True, text=True, timeout=300
             )
             found[way] = json.loads(done.stdout.splitlines()[-1])
-    show(
-        {
-            "claim": "splitreel: peak <= 1.1 x resident",
-            "component": arguments.component,
-            "dtype": arguments.dtype,
-            **found,
-        }
+    report(
+        *(
+            Claim(0, f"peak while {arguments.component} loads, {way}", "what stays resident", found[way]["ratio"], 1.1)
+            for way in ways
+            if way != "library"
+        ),
+        dtype=arguments.dtype,
+        ways=found,
     )
 
 

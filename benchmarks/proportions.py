@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -86,8 +85,3 @@ def _fill(module: Any, dtypes: dict[str, torch.dtype]) -> Any:
         tensor = values.to(dtypes.get(name, torch.bfloat16))
         setattr(module.get_submodule(owner), leaf, torch.nn.Parameter(tensor, requires_grad=False))
     return module
-
-
-def show(found: dict[str, Any]) -> None:
-    """Print a benchmark's result."""
-    print(json.dumps(found, indent=2))

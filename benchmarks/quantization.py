@@ -10,10 +10,10 @@ say that the arithmetic is right, not how a film looks: `--model` takes the rele
 from __future__ import annotations
 
 import argparse
+import json
 from typing import Any
 
 import torch
-from proportions import show
 
 from splitreel.config import parse_config
 from splitreel.errors import ConfigError
@@ -66,7 +66,7 @@ def main() -> None:
                 "encoded": relative(ours["prompt_embeds"], plain["prompt_embeds"]),
                 "denoised": relative(ours["latents"], plain["latents"]),
             }
-    show(found)
+    print(json.dumps(found, indent=2))
 
 
 if __name__ == "__main__":

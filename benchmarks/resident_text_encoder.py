@@ -13,7 +13,8 @@ import tempfile
 from pathlib import Path
 
 import torch
-from proportions import show, text_config, write_text_encoder
+from claims import Claim, report
+from proportions import text_config, write_text_encoder
 from transformers import Qwen3VLForConditionalGeneration
 
 from splitreel.config import RoleSpec
@@ -49,7 +50,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--divisor", type=int, default=16, choices=(8, 16, 32), help="of the widths of what is loaded")
     arguments = parser.parse_args()
-    show({"claim": "used <= 0.81 x plain", "loaded": loaded(arguments.divisor), "released": on_meta()})
+    report(
+        *(
+            Claim(10, f"resident text encoder bytes, {how}", "plain load", found["ratio"], 0.81, details=found)
+            for how, found in {
+                "counted at released size": on_meta(),
+                f"really loaded, widths by {arguments.divisor}": loaded(arguments.divisor),
+            }.items()
+        )
+    )
 
 
 if __name__ == "__main__":

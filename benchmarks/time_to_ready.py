@@ -20,7 +20,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from proportions import show
+from claims import Claim, report, spread
 
 from splitreel.cluster.host import NodeFacts, WorkerHost
 from splitreel.cluster.replies import reply_value
@@ -106,18 +106,22 @@ def main() -> None:
                 taken[role].append(seconds(path, arguments.dtype, [[role]]))
     medians = {name: round(statistics.median(values), 3) for name, values in taken.items()}
     slower = max(ROLES, key=lambda role: medians[role])
-    show(
-        {
-            "claim": "both <= 1.15 x the slower alone",
-            "size": arguments.size,
-            "dtype": arguments.dtype,
-            "processes": len(together),
-            "median_seconds": medians,
-            "all_seconds": {name: [round(value, 3) for value in values] for name, values in taken.items()},
-            "slower": slower,
-            "ratio": round(medians["both"] / medians[slower], 3),
-            "one_after_the_other": round(sum(medians[role] for role in ROLES) / medians[slower], 3),
-        }
+    report(
+        Claim(
+            8,
+            "time to ready, both roles at once",
+            "the slower role loaded alone",
+            medians["both"] / medians[slower],
+            1.15,
+            details={
+                "seconds": {name: spread(values) for name, values in taken.items()},
+                "slower": slower,
+                "one_after_the_other": round(sum(medians[role] for role in ROLES) / medians[slower], 3),
+            },
+        ),
+        size=arguments.size,
+        dtype=arguments.dtype,
+        processes=len(together),
     )
 
 

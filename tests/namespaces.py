@@ -1,0 +1,167 @@
+"""Two machines as the network sees them: namespaces joined by a cable that can be cut. Needs root and `ip`."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from splitreel.cluster.embedded import RAY_START, SOURCES, UP
+
+PORT, OBJECTS = 6379, 7001  # of the head
+
+
+class Unavailable(Exception):
+    """This machine does not let us make namespaces; says why."""
+
+
+def ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True, timeout=20)
+
+
+@dataclass
+class Side:
+    """One namespace and its end of the cable."""
+
+    name: str
+    device: str
+    number: int
+    processes: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    def command(self, *command: str, host: str = "") -> list[str]:
+        """The command, inside, with a host name of its own."""
+        named = ["unshare", "--uts", "sh", "-c", f'hostname {host or self.name}; exec "$@"', "-"]
+        return ["ip", "netns", "exec", self.name, *named, *command]
+
+    def ip(self, *arguments: str) -> None:
+        ip("-n", self.name, *arguments)
+
+    def end(self) -> None:
+        """End what runs inside; nothing of others can."""
+        inside = subprocess.run(["ip", "netns", "pids", self.name], capture_output=True, text=True).stdout.split()
+        for pid in inside:
+            try:
+                os.kill(int(pid), signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        for process in self.processes:
+            process.wait(10)
+            assert process.stdout is not None
+            process.stdout.close()
+
+
+@dataclass
+class Cable:
+    """Both sides, and the environment of every process in them."""
+
+    a: Side
+    b: Side
+    environment: dict[str, str]
+    folder: Path
+
+    @contextmanager
+    def only_the_head_answers(self) -> Iterator[None]:
+        """Whatever comes from A is dropped at B, silently, but for what the head's port sends."""
+        comes = ("iif", self.b.device)
+        self.b.ip("rule", "add", "pref", "10", *comes, "ipproto", "tcp", "sport", str(PORT), "lookup", "local")
+        self.b.ip("rule", "add", "pref", "20", *comes, "blackhole")
+        self.b.ip("rule", "add", "pref", "30", "lookup", "local")
+        self.b.ip("rule", "del", "pref", "0")
+        try:
+            yield
+        finally:
+            self.b.ip("rule", "add", "pref", "0", "lookup", "local")
+            for preference in ("10", "20", "30"):
+                self.b.ip("rule", "del", "pref", preference)
+
+    @contextmanager
+    def objects_do_not_leave_a(self) -> Iterator[None]:
+        """B's requests for objects of A are dropped at A."""
+        self.a.ip(
+            "rule", "add", "pref", "20", "iif", self.a.device, "ipproto", "tcp", "dport", str(OBJECTS), "blackhole"
+        )
+        self.a.ip("rule", "add", "pref", "30", "lookup", "local")
+        self.a.ip("rule", "del", "pref", "0")
+        try:
+            yield
+        finally:
+            self.a.ip("rule", "add", "pref", "0", "lookup", "local")
+            for preference in ("20", "30"):
+                self.a.ip("rule", "del", "pref", preference)
+
+
+def start_node(side: Side, number: int, address: str, folder: Path, environment: dict[str, str]) -> None:
+    join = (
+        [f"--address=10.77.0.1:{PORT}"] if number else ["--head", f"--port={PORT}", f"--object-manager-port={OBJECTS}"]
+    )
+    command = [
+        *RAY_START,
+        f"--temp-dir={folder / str(number)}",
+        f"--node-ip-address={address}",
+        "--num-cpus=1",
+        "--num-gpus=0",
+        "--object-store-memory=100000000",
+        *join,
+        *(() if number else ("--include-dashboard=false", "--dashboard-port=0", "--no-monitor")),
+    ]
+    process = subprocess.Popen(
+        side.command(*command, host=f"splitreel-{number}"),
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    side.processes.append(process)
+    assert process.stdout is not None
+    seen = []
+    for line in process.stdout:
+        seen.append(line)
+        if UP in line:
+            return
+    raise AssertionError("".join(seen))
+
+
+@contextmanager
+def two_machines() -> Iterator[Cable]:
+    """Nodes at 10.77.0.1 (the head) and, link-local, as fabrics without an address server have it, 169.254.77.2.
+
+    Raises Unavailable.
+    """
+    for tool, package in (("ip", "iproute2"), ("unshare", "util-linux"), ("hostname", "hostname")):
+        if shutil.which(tool) is None:
+            raise Unavailable(f"needs {tool} (Debian: {package})")
+    tag = f"{os.getpid() % 100_000:05d}"
+    a, b = Side(f"sr-{tag}-a", f"sr{tag}a", 1), Side(f"sr-{tag}-b", f"sr{tag}b", 2)
+    with ExitStack() as undo:
+        try:
+            for side in (a, b):
+                ip("netns", "add", side.name)
+                undo.callback(ip, "netns", "del", side.name)
+            ip("link", "add", a.device, "netns", a.name, "type", "veth", "peer", "name", b.device, "netns", b.name)
+        except (subprocess.CalledProcessError, PermissionError) as error:
+            raise Unavailable(f"needs root and network namespaces: {getattr(error, 'stderr', error)}") from error
+        for side in (a, b):
+            side.ip("link", "set", "lo", "up")
+            for net in ("10.77.0", "169.254.77"):
+                side.ip("addr", "add", f"{net}.{side.number}/24", "dev", side.device)
+            side.ip("link", "set", side.device, "up")
+        folder = Path(tempfile.mkdtemp(prefix="sr-", dir="/tmp"))
+        undo.callback(shutil.rmtree, folder, ignore_errors=True)
+        environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
+            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), str(SOURCES)]),
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        }
+        for side in (a, b):
+            undo.callback(side.end)
+        start_node(a, 0, "10.77.0.1", folder, environment)
+        start_node(b, 1, "169.254.77.2", folder, environment)
+        yield Cable(a, b, environment, folder)
