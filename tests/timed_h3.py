@@ -112,7 +112,7 @@ def settings(folder: Path, address: str = "local", **serve: Any) -> dict[str, An
             "dit": {"device": "cpu", "dtype": "float32", "threads": 1},
         },
         "engine": {"heartbeat": 0.5, "lost_after": 5.0, "restart_pause": 0.2, "restarts": 20},
-        "serve": {"folder": str(folder), "port": 0, **serve},
+        "serve": {"folder": str(folder), "port": 0, "studio": False, **serve},
     }
 
 

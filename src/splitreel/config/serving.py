@@ -39,6 +39,9 @@ class ServeConfig(Section):
     hosts: list[str] = Field(
         default=[], description="Host names that clients use, beside localhost; checked while there are no keys."
     )
+    studio: bool | None = Field(
+        default=None, description="The page at /. Default: where its package is installed (splitreel[studio])."
+    )
     max_queued: int = Field(default=256, ge=0, description="Jobs that may wait; one more is refused with 429.")
     max_active_per_key: int | None = Field(
         default=None, ge=0, description="Jobs of one key that may wait or run. Default: no bound of its own."

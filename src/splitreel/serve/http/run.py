@@ -18,6 +18,7 @@ from splitreel.roles.definition import ModelDefinition
 from splitreel.serve.http.app import create_app
 from splitreel.serve.http.listening import listen
 from splitreel.serve.jobs.service import JobService
+from splitreel.serve.studio.mount import mount_studio
 
 _CLOSE_SECONDS = 5  # what answers under way get once everything else has ended
 Say = Callable[[str], None]
@@ -49,7 +50,10 @@ def serve(
         address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         print(address, flush=True)
         say(f"listening at {address}/v1")
-        return asyncio.run(_run(service, create_app(service), bound, say, on_open))
+        app = create_app(service)
+        if mount_studio(app, service):
+            say(f"the studio is at {address}/")
+        return asyncio.run(_run(service, app, bound, say, on_open))
 
 
 def uvicorn_config(app: FastAPI) -> uvicorn.Config:
