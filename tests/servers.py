@@ -86,7 +86,7 @@ def wait_for(condition: Any, seconds: float, explain: Any = lambda: "") -> None:
 def timed_server(
     folder: Path,
     *,
-    step_seconds: float = 0.05,
+    step_seconds: float | None = 0.05,
     address: str = "local",
     port: int = 0,
     log: Path | None = None,
@@ -94,6 +94,7 @@ def timed_server(
 ) -> Iterator[Server]:
     """A server whose stages take test durations, forked from a process that has imported everything already.
 
+    `step_seconds` None: the real stages, on the tiny checkpoint.
     `folder` holds its config and output, and its jobs unless `jobs` names another.
     """
     folder.mkdir(exist_ok=True)
@@ -124,7 +125,7 @@ _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(["servers"])
 
 
-def _serve_there(output: str, errors: str, config: str, step_seconds: float, log: str | None) -> None:
+def _serve_there(output: str, errors: str, config: str, step_seconds: float | None, log: str | None) -> None:
     for number, path in ((1, output), (2, errors)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     timed_h3.main(config, step_seconds, log)

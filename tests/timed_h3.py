@@ -116,13 +116,13 @@ def settings(folder: Path, address: str = "local", **serve: Any) -> dict[str, An
     }
 
 
-def main(path: str, step_seconds: float, log: str | None = None) -> None:
-    """Serve until stopped; prints the address, and at the end how it went."""
+def main(path: str, step_seconds: float | None, log: str | None = None) -> None:
+    """Serve until stopped; prints the address, and at the end how it went. Without `step_seconds`: the real model."""
     failure = serve(
         load_config(path),
         lambda text: print(text, file=sys.stderr, flush=True),
         on_open=retake,
-        model=TimedH3(step_seconds=step_seconds, log=log),
+        model=None if step_seconds is None else TimedH3(step_seconds=step_seconds, log=log),
     )
     print(json.dumps({"failure": str(failure) if failure else None}), flush=True)
 

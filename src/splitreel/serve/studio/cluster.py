@@ -47,9 +47,13 @@ class Cluster:
             return None
         return min(1.0, max(0.0, after[worker] - before[worker]) / (ended - began))
 
+    def _works(self, worker: str) -> bool:
+        """Whether it was busy between the last two looks: its own word is some seconds old."""
+        return len(self._busy) > 1 and self._busy[-1][1].get(worker, 0.0) > self._busy[-2][1].get(worker, 0.0)
+
     def panel(self, stats: ServiceStats) -> str:
         """The panel."""
-        workers = "".join(_worker(worker, self.share(worker.worker)) for worker in stats.workers)
+        workers = "".join(_worker(item, self.share(item.worker), self._works(item.worker)) for item in stats.workers)
         queue = f"{stats.jobs.get('queued', 0)} queued · {stats.jobs.get('in_progress', 0)} in progress"
         if stats.seconds_per_film is not None:
             queue += f" · a film every {seconds_in_words(stats.seconds_per_film)}"
@@ -65,14 +69,14 @@ def condition(stats: ServiceStats) -> str:
     return f'<span><span class="sr-badge {stats.condition}">{stats.condition}</span>{detail}</span>'
 
 
-def _worker(worker: WorkerHealth, share: float | None) -> str:
+def _worker(worker: WorkerHealth, share: float | None, works: bool) -> str:
     percent = round(100 * (share or 0.0))
     words = "measuring" if share is None else f"{percent} % of the last minute"
     parts = "".join(
         f"<li>{escape(name)} <b>{_bytes(size)}</b></li>"
         for name, size in sorted(worker.components.items(), key=lambda item: -item[1])
     )
-    facts = [f"{worker.worker} on {worker.node}", worker.device, "working" if worker.running else "idle"]
+    facts = [f"{worker.worker} on {worker.node}", worker.device, "working" if works else "idle"]
     if total := sum(worker.components.values()):
         facts.append(f"{_bytes(total)} resident")
     return (

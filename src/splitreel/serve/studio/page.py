@@ -131,10 +131,12 @@ class Studio:
             )
         }
         pictures: dict[str, Any] = {"sources": ["upload", "clipboard"], "type": "filepath", "height": 170}
-        with gr.Accordion("First and last frame", open=False, visible="fl2va" in workflows), gr.Row():
+        self._frames = gr.Accordion("First and last frame", open=False, visible="fl2va" in workflows)
+        with self._frames, gr.Row():
             made["first"] = gr.Image(label="First frame", elem_id="sr-first", **pictures)
             made["last"] = gr.Image(label="Last frame", elem_id="sr-last", **pictures)
-        with gr.Accordion("References, in order", open=False, visible="ref2va" in workflows):
+        self._references = gr.Accordion("References, in order", open=False, visible="ref2va" in workflows)
+        with self._references:
             self._list = gr.HTML(js_on_load=script, elem_id="sr-references")
             self._upload = gr.UploadButton(
                 "Add pictures, clips or sounds",
@@ -153,7 +155,7 @@ class Studio:
                 min_width=130,
             )
             made["seconds"] = gr.Textbox(
-                "", label="Length in seconds", info="Empty: the shortest.", max_lines=1, min_width=130
+                "", label="Length (s)", info="Empty: the shortest.", max_lines=1, min_width=130
             )
         with gr.Row():
             made["steps"] = gr.Number(
@@ -170,10 +172,10 @@ class Studio:
         return made
 
     def _connect(self) -> None:
-        views = [self._head, self._chosen, self._film, self._history, self._panel]
+        views = [self._head, self._panel, self._film, self._history]
         place = [self._chosen, self._rows]
         gr.Timer(_TICK).tick(self.look, place, views, **_EVENT)
-        self.blocks.load(self.look, place, views, **_EVENT)
+        self.blocks.load(self.open, self._rows, [*views, self._chosen], **_EVENT)
         self.blocks.load(self.adapters, None, [self._adapters, self._fields[Form.names().index("lora")]], **_EVENT)
         seen = [self._notice, self._chosen, self._film, self._history]
         gr.on(
@@ -185,18 +187,23 @@ class Studio:
             source.click(
                 self.act,
                 [*place, lists[0]],
-                [*seen, self._rows, self._list, *self._fields],
+                [*seen, self._rows, self._list, self._frames, self._references, *self._fields],
                 **_EVENT,
             )
 
     # Handlers ---------------------------------------------------------------------------------------------------------------
 
     async def look(self, chosen: Any, rows: Any, request: gr.Request) -> dict[Any, Any]:
-        """Everything that changes by itself."""
+        """Everything that changes by itself. Not the choice: one that was made meanwhile would be undone."""
+        seen = await self.open(rows, request, chosen)
+        return {component: value for component, value in seen.items() if component is not self._chosen}
+
+    async def open(self, rows: Any, request: gr.Request, chosen: Any = "") -> dict[Any, Any]:
+        """The page as it is first seen."""
         stats = await self._cluster.read()
-        made = await self._films(chosen, rows, request)
         head = f'<header class="sr-top"><h1>splitreel</h1>{condition(stats)}</header>'
-        return {self._head: head, self._panel: self._cluster.panel(stats), **made}
+        panel = self._cluster.panel(stats)
+        return {self._head: head, self._panel: panel, **await self._films(chosen, rows, request)}
 
     async def submit(self, request: gr.Request, rows: Any, *values: Any) -> dict[Any, Any]:
         """Make a film of the form."""
@@ -245,8 +252,8 @@ class Studio:
 
     async def adapters(self) -> list[Any]:
         """Offer the adapters that are loaded."""
-        lora = getattr(self._service.deployment.session, "lora", None)
-        names = [info.name for info in lora.list()] if lora is not None else []
+        session = self._service.deployment.session
+        names = [info.name for info in session.lora.list()] if session is not None else []
         return [gr.update(visible=bool(names)), gr.update(choices=names)]
 
     # ------------------------------------------------------------------------------------------------------------------------
@@ -285,6 +292,8 @@ class Studio:
         return {
             **made,
             **self._referring(list(form.references)),
+            self._frames: gr.update(open=form.first is not None or form.last is not None),
+            self._references: gr.update(open=bool(form.references)),
             self._notice: shown.notice(
                 "The form has the settings of that film. Its seed is filled in: empty it for another."
             ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Sequence
 from html import escape
@@ -17,16 +18,19 @@ _STATES = {
     "failed": "failed",
     "cancelled": "cancelled",
 }
+_told = itertools.count()
 _KINDS = {"image": "picture", "video": "clip", "audio": "sound"}
 
 
 def notice(text: str, kind: str = "ok") -> str:
-    """A message that stays until it is dismissed or replaced; `kind`: ok or error. Empty text: none."""
+    """A message; `kind`: `ok` goes by itself, `error` stays until it is dismissed or replaced. Empty text: none."""
     if not text:
         return ""
-    role = "alert" if kind == "error" else "status"
+    role, style = "alert", ""
+    if kind == "ok":
+        role, style = "status", f' style="animation: sr-away-{next(_told) % 2} 0.5s 8s forwards"'
     return (
-        f'<div class="sr-notice {kind}" role="{role}"><span>{escape(text)}</span>'
+        f'<div class="sr-notice {kind}" role="{role}"{style}><span>{escape(text)}</span>'
         f"{_button('dismiss', 'Close', 'Close this message')}</div>"
     )
 
