@@ -181,12 +181,13 @@ def test_media_and_the_keyboard(page: Any, server: Server, tmp_path: Path) -> No
     page.locator("#sr-film").get_by_role("button", name="Cancel").click()
     page.locator("#sr-film .sr-badge.cancelled").wait_for()
     # Every control that Tab reaches has a name, and shows that it has the focus.
-    names = []
     page.get_by_label("Prompt").focus()
+    page.keyboard.press("Shift+Tab")
+    names = []
     for _ in range(12):
         page.keyboard.press("Tab")
         names.append(page.evaluate(_FOCUSED))
-    assert all(name and width != "0px" for name, width in names), names
+    assert all(name and outline == "solid" for name, outline in names), names
 
 
 _PLAY = """video => new Promise((done, fail) => {
@@ -199,7 +200,7 @@ _PLAY = """video => new Promise((done, fail) => {
 _FOCUSED = """() => {
   const element = document.activeElement;
   const name = element.getAttribute("aria-label") || element.labels?.[0]?.innerText || element.innerText;
-  return [name, getComputedStyle(element).outlineWidth];
+  return [name, getComputedStyle(element).outlineStyle];
 }"""
 
 

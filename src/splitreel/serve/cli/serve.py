@@ -15,6 +15,8 @@ EPILOG = f"""Examples:
 
 splitreel serve --config two_machines.yaml
 
+splitreel serve --config two_machines.yaml --set serve.studio=false    the API without the page
+
 splitreel serve --config two_machines.yaml --host 0.0.0.0 --port 8000    needs a key: splitreel key NAME
 
 curl -s http://127.0.0.1:8000/v1/videos -H 'Content-Type: application/json' -d '{{"prompt": "A lake.", "steps": 5}}'
@@ -57,7 +59,7 @@ def serve(
     ] = None,
     verbose: Verbose = 0,
 ) -> None:
-    """Serve films over HTTP, as clients of OpenAI's video API ask for them. Jobs outlive the server.
+    """Serve films over HTTP, as clients of OpenAI's video API ask for them, and a page at / for people. Jobs outlive it.
 
     Stops in order on Ctrl-C and SIGTERM: takes no more jobs, lets running ones end or puts them back into the queue.
     """

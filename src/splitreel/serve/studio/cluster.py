@@ -15,6 +15,7 @@ from splitreel.serve.jobs.view import ServiceStats
 from splitreel.serve.studio.shown import bar, seconds_in_words
 
 _WINDOW = 60.0  # seconds that the busy share is of
+_SHOWN_BYTES = 1000  # a scheduler or tokenizer holds no memory worth a word
 _FRESH = 0.9  # however many pages are open, the figures are read about once a second
 
 
@@ -38,14 +39,15 @@ class Cluster:
                 self._busy.popleft()
         return self.stats
 
-    def share(self, worker: str) -> float | None:
-        """Part of the last minute, or of the time since the first page was opened, in which the worker had a stage."""
+    def share(self, worker: str) -> tuple[int, float] | None:
+        """Percent of how many seconds, the last minute at most, in which the worker had a stage."""
         if len(self._busy) < 2:
             return None
         (began, before), (ended, after) = self._busy[0], self._busy[-1]
         if worker not in before or worker not in after:
             return None
-        return min(1.0, max(0.0, after[worker] - before[worker]) / (ended - began))
+        busy = max(0.0, after[worker] - before[worker])
+        return min(100, round(100 * busy / (ended - began))), ended - began
 
     def _works(self, worker: str) -> bool:
         """Whether it was busy between the last two looks: its own word is some seconds old."""
@@ -69,12 +71,13 @@ def condition(stats: ServiceStats) -> str:
     return f'<span><span class="sr-badge {stats.condition}">{stats.condition}</span>{detail}</span>'
 
 
-def _worker(worker: WorkerHealth, share: float | None, works: bool) -> str:
-    percent = round(100 * (share or 0.0))
-    words = "measuring" if share is None else f"{percent} % of the last minute"
+def _worker(worker: WorkerHealth, share: tuple[int, float] | None, works: bool) -> str:
+    percent, seconds = share or (0, 0.0)
+    words = "measuring" if share is None else f"{percent} % of the last {seconds_in_words(seconds)}"
     parts = "".join(
         f"<li>{escape(name)} <b>{_bytes(size)}</b></li>"
         for name, size in sorted(worker.components.items(), key=lambda item: -item[1])
+        if size >= _SHOWN_BYTES
     )
     facts = [f"{worker.worker} on {worker.node}", worker.device, "working" if works else "idle"]
     if total := sum(worker.components.values()):

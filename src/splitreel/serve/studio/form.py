@@ -15,7 +15,6 @@ from splitreel.serve.studio.uploads import Uploads
 
 AUTOMATIC = "automatic"
 SIZES = (AUTOMATIC, "832x480", "480x832", "640x640", "1344x768", "768x1344")
-STEPS = 50
 _MAX_PROMPT = 32_000  # as the API has it
 _KINDS: dict[str, type[Reference]] = {"image": ImageReference, "video": VideoReference, "audio": AudioReference}
 
@@ -33,7 +32,7 @@ class Form:
     references: Any = ()
     size: Any = AUTOMATIC
     seconds: Any = ""
-    steps: Any = STEPS
+    steps: Any = ""
     seed: Any = ""
     priority: Any = 0
     lora: Any = ()
@@ -61,7 +60,7 @@ def request_of(form: Form, uploads: Uploads) -> GenerateRequest:
         "width": width,
         "height": height,
         "seconds": None if form.seconds in (None, "") else _number(form.seconds, "length"),
-        "steps": _whole(form.steps, "steps"),
+        "steps": None if form.steps in (None, "") else _whole(form.steps, "steps"),
         "seed": None if form.seed in (None, "") else _whole(form.seed, "seed"),
         "priority": _whole(form.priority or 0, "priority"),
     }
@@ -97,7 +96,7 @@ def form_of(view: JobView, folder: JobFolder, uploads: Uploads) -> Form:
         size=f"{request['width']}x{request['height']}" if sized else AUTOMATIC,
         # Rounded down, so that what is rounded up to a whole film comes to the same one.
         seconds=f"{math.floor(made['seconds'] * 1000) / 1000:g}",
-        steps=request["steps"],
+        steps=str(made["steps"]),
         seed=str(made["seed"]),
         priority=request.get("priority", 0),
         lora=[use["name"] for use in uses],

@@ -17,7 +17,7 @@ from splitreel.serve.jobs.service import JobService
 from splitreel.serve.jobs.view import JobView
 from splitreel.serve.studio import shown
 from splitreel.serve.studio.cluster import Cluster, condition
-from splitreel.serve.studio.form import SIZES, STEPS, Form, form_of, request_of
+from splitreel.serve.studio.form import SIZES, Form, form_of, request_of
 from splitreel.serve.studio.uploads import Uploads, kind_of
 
 logger = get_logger(__name__)
@@ -158,9 +158,7 @@ class Studio:
                 "", label="Length (s)", info="Empty: the shortest.", max_lines=1, min_width=130
             )
         with gr.Row():
-            made["steps"] = gr.Number(
-                STEPS, label="Steps", info="Sigma points.", precision=0, minimum=2, maximum=1000, min_width=95
-            )
+            made["steps"] = gr.Textbox("", label="Steps", info="Empty: default.", max_lines=1, min_width=95)
             made["seed"] = gr.Textbox("", label="Seed", info="Empty: drawn.", max_lines=1, min_width=95)
             made["priority"] = gr.Number(
                 0, label="Priority", info="1 = a minute.", precision=0, minimum=-100, maximum=100, min_width=95

@@ -124,6 +124,7 @@ def _progress(view: JobView) -> str:
             words, part = "done", 100
         elif index == at and view.total:
             words, part = f"{view.unit} {view.done} of {view.total}", round(100 * (view.done or 0) / view.total)
+            words = "done" if part == 100 else words
         elif index == at:
             words = "running"
         label = f'<span class="sr-stage">{stage}</span>'
@@ -187,6 +188,8 @@ def _row(view: JobView, is_chosen: bool) -> str:
     about = _ago(view.ended or view.created)
     if view.state == "in_progress":
         step = f"{view.stage} {view.done} of {view.total}" if view.total else view.stage or "waiting for a worker"
+        if view.total and view.done == view.total:
+            step = f"{view.stage} done"
         about = f"{view.progress} %, {step}"
     elif view.state == "queued":
         about = f"{view.position or 0} before it"
