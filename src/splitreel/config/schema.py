@@ -259,7 +259,7 @@ class Config(Section):
     def _parts_are_there(name: str, role: RoleConfig, stages: tuple[Stage, ...]) -> None:
         """What is asked for of a part that the role does not have is a mistake, not something to ignore."""
         plain = (None, "native", "auto")
-        attention = role.attention
+        attention, memory = role.attention, role.memory
         for setting, found, asked, stage in (
             ("attention.backend", attention.backend, attention.backend not in plain, Stage.DENOISE),
             ("attention.refiner", attention.refiner, attention.refiner not in plain, Stage.DENOISE),
@@ -269,6 +269,12 @@ class Config(Section):
             ("compile.transformer", True, role.compile.transformer, Stage.DENOISE),
             ("compile.text_encoder", True, role.compile.text_encoder, Stage.ENCODE),
             ("compile.vae", True, role.compile.vae, Stage.DECODE),
+            ("memory.text_encoder", memory.text_encoder, memory.text_encoder != "used", Stage.ENCODE),
+            ("memory.adaln", memory.adaln, memory.adaln != "projections", Stage.DENOISE),
+            *(
+                (f"memory.quantization.{part}", kind, True, Stage.ENCODE if part == "text_encoder" else Stage.DENOISE)
+                for part, kind in memory.quantization.items()
+            ),
         ):
             if asked and stage not in stages:
                 raise ValueError(

@@ -28,7 +28,7 @@ from splitreel.wire import Header, Payload
 # diffusers logs "Error in block" and the traceback of whatever leaves its blocks, a cancel included; what is an error is
 # reported by the role, once.
 logging.getLogger("diffusers.modular_pipelines.modular_pipeline").addFilter(
-    lambda record: not record.getMessage().startswith("Error in block")
+    lambda record: not record.getMessage().lstrip().startswith("Error in block")
 )
 
 # Values of the request that travel on with every payload.

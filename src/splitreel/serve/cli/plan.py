@@ -129,14 +129,18 @@ def plan(
     """Say whether a model fits on some machines, and how many films an hour each way to use them makes.
 
     Reads file headers only, here or from the hub, or a table of the released sizes: nothing is loaded or downloaded.
-    Without --node the nodes of the config's running cluster are asked for their memory.
+    Without --node the nodes of the config's running cluster are asked for their memory; without --model and --times too,
+    ./splitreel.yaml is that config.
     """
     from splitreel.config import load_config
     from splitreel.plan.memory import best_layout, forecast, parse_machine, workers_of
     from splitreel.plan.report import memory_json, memory_text
     from splitreel.plan.sizes import RELEASE, film_size, sizes_of
     from splitreel.serve.cli.failures import Refused
+    from splitreel.serve.cli.inputs import DEFAULT_CONFIG
 
+    if config is None and model is None and not nodes and times is None and Path(DEFAULT_CONFIG).is_file():
+        config = Path(DEFAULT_CONFIG)
     settings = load_config(config, overrides or []) if config is not None else None
     if config is None and overrides:
         raise Refused("--set: expected --config too, found none. Give the config whose setting to change.")

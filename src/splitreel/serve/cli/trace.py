@@ -48,15 +48,24 @@ def trace(
     from splitreel.observe.gantt import save_gantt
     from splitreel.serve.cli.failures import Refused
 
+    for option, target in (("--chrome", chrome), ("--png", png)):
+        if target is not None and target.resolve() == file.resolve():
+            raise Refused(f"{option}: expected a file of its own, found {target}, the trace itself. Name another.")
     spans = read_spans(file)
-    print("\n\n".join(report(spans)))
+    if not spans:
+        raise Refused(f"{file}: expected spans, found none. Make a film with --set trace.file={file} first.")
+    # Files first: whoever reads only the beginning of the tables (`| head`) gets them too.
     try:
+        option = "--chrome"
         if chrome is not None:
             chrome.write_text(json.dumps(chrome_trace(spans)), encoding="utf-8")
+        option = "--png"
         if png is not None:
             save_gantt(spans, png)
     except OSError as error:
-        raise Refused(f"--chrome, --png: expected a file that can be written, found {error}.") from error
+        reason = error.strerror or str(error)
+        raise Refused(f"{option}: expected a file that can be written, found {error.filename}: {reason}.") from error
+    print("\n\n".join(report(spans)))
 
 
 def report(spans: Sequence[SpanRecord]) -> list[str]:
