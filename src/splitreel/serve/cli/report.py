@@ -21,7 +21,7 @@ def film_text(order: Order, result: GenerateResult) -> str:
         f"  {made.workflow}, {made.steps} sigma points, {made.transformer_calls} transformer calls"
         f"{f' ({made.cached_steps} from the cache)' if made.cached_steps else ''}, seed {made.seed}",
         *([f"  lora {', '.join(f'{use.name} at {use.scale:g}' for use in made.lora)}"] if made.lora else []),
-        f"  took {duration(result.seconds)} from submission",
+        f"  took {duration(result.seconds)} from the start of its encode",
         *(f"    {_stage(timing)}" for timing in result.timings),
         *(f"  note: {warning}" for warning in made.warnings),
     ]
