@@ -41,7 +41,15 @@ def encoded(role: Role, seed: int) -> Payload:
             kind=KINDS[Stage.DENOISE],
             schema=SCHEMA,
             geometry=role.geometry.fingerprint,
-            values={"num_frames": 124, "height": 64, "width": 128, "steps": STEPS, "seed": seed, "output": "mp4"},
+            values={
+                "num_frames": 124,
+                "height": 64,
+                "width": 128,
+                "steps": STEPS,
+                "seed": seed,
+                "output": "mp4",
+                "lora": [],
+            },
         ),
         {"prompt_embeds": text, "text_token_tags": torch.ones(6, dtype=torch.long)},
     )
