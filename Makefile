@@ -28,7 +28,7 @@ $(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt
 	@$(PIP) --quiet --constraint constraints.txt --editable .
 	@touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed constraints.txt
+$(VENV)/.installed-dev: $(VENV)/.installed constraints.txt requirements-dev.txt
 	@echo "== installing the development tools"
 	@$(PIP) --quiet --constraint constraints.txt --requirement requirements-dev.txt
 	@touch $@
