@@ -66,7 +66,7 @@ def test_a_link_on_which_payloads_do_not_arrive(cable: Cable) -> None:
     assert found["error"] == "ClusterError"
     assert "encoder_decoder → dit (169.254.77.2): nothing arrived" in found["message"]
     assert "dit → encoder_decoder (10.77.0.1): nothing arrived" in found["message"]
-    assert found["seconds"] < 20
+    assert found["seconds"] < 60, "two workers start first: torch is imported, which takes what the machine gives it"
 
 
 def test_doctor_names_the_direction(cable: Cable) -> None:
