@@ -49,7 +49,9 @@ async def workers(engine: Engine) -> dict[str, Any]:
 async def normal(address: str, folder: Path, device: str) -> dict[str, Any]:
     """Two requests, and a third during which the link is down for a moment."""
     roles = {"encoder_decoder": {"node": "10.77.0.1"}, "dit": {"node": "splitreel-1"}}
+    began = time.monotonic()
     async with opened(folder, address, roles, lost_after=8.0) as engine:
+        opening = time.monotonic() - began
         jobs = [engine.submit(name, "t2va", submitted(name, **SLOW)) for name in ("r1", "r2")]
         right = [await film_of(job) for job in jobs]
         before = await workers(engine)
@@ -59,7 +61,7 @@ async def normal(address: str, folder: Path, device: str) -> dict[str, Any]:
         await asyncio.sleep(2)
         link(device, "up")
         right.append(await film_of(job))
-        return {"right": right, "before": before, "after": await workers(engine)}
+        return {"opening": opening, "right": right, "before": before, "after": await workers(engine)}
 
 
 async def blocked(address: str, folder: Path, device: str) -> dict[str, Any]:

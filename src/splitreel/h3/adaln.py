@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from splitreel.config import MemorySpec
-from splitreel.errors import ConfigError, MissingComponent
+from splitreel.errors import MissingComponent
 from splitreel.h3.residency import is_adaln
 from splitreel.observe.logs import get_logger
 from splitreel.roles.checkpoint import Checkpoint
@@ -244,17 +244,6 @@ def tables_of(transformer: Any) -> Tables | None:
     """The tables of a transformer that was loaded with them."""
     tables: Tables | None = getattr(transformer, "adaln_tables", None)
     return tables
-
-
-def refuse_adapter(transformer: Any, tensors: Iterable[str]) -> None:
-    """Raise ConfigError when an adapter with tensors of these names would change projections that are held as tables."""
-    touched = sorted(name for name in tensors if "adaln_proj" in name or _OUT in name)
-    if touched and tables_of(transformer) is not None:
-        raise ConfigError(
-            f"memory.adaln: expected projections for an adapter that changes them ({len(touched)} of its tensors, such as "
-            f"{touched[0]}), found tables. Set memory.adaln: projections on this role.",
-            name="memory.adaln",
-        )
 
 
 def _stamp(stored: StoredTensor) -> tuple[int, int]:
