@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,8 @@ import pytest
 
 from samples import Samples
 from splitreel import GenerateRequest, GenerateResult, ImageReference, Session
-from splitreel.config import parse_config
+from splitreel.config import load_config, parse_config
+from splitreel.request import Stage
 
 ROLE: dict[str, Any] = {"device": "cpu", "dtype": "float32", "threads": 1}
 PARTITIONS: dict[str, dict[str, dict[str, Any]]] = {
@@ -21,6 +23,19 @@ PARTITIONS: dict[str, dict[str, dict[str, Any]]] = {
     "a transformer each": {"encoder_decoder": {}, "dit": {"workflows": ["t2va"]}, "dit_ref": {"workflows": ["ref2va"]}},
     "replicas": {"encoder_decoder": {}, "dit": {"nodes": ["here", "here"]}},
 }
+
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "three_roles.yaml"
+
+
+def test_the_example_has_the_three_roles() -> None:
+    config = load_config(EXAMPLE)
+    assert {name: config.stages_of(name) for name in config.roles} == {
+        name: (stage,) for name, stage in zip(PARTITIONS["three"], Stage, strict=True)
+    }
+    for name, role in config.roles.items():
+        assert (role.device, role.dtype, role.threads) == (ROLE["device"], ROLE["dtype"], ROLE["threads"]), name
+    assert config.cluster.nodes == 3
 
 
 def films(partition: str, samples: Samples) -> list[GenerateResult]:

@@ -26,5 +26,7 @@ def test_a_config_of_its_own_and_a_sweep(tmp_path: Path) -> None:
     assert done["memory"]["sizes"].startswith("file headers in ")
     assert 0 < done["memory"]["machines"][1]["workers"][0]["weights"]["transformer"] < 1e8
     assert "the split does not pay" in done["verdicts"][0]  # a tiny model fits on one machine
+    assert done["advice"][0].startswith("2 machines: 1 encoder_decoder + 1 dit keeps the transformer busiest, 100% of")
+    assert {each["name"]: round(each["dit_busy"], 1) for each in done["partitions"]}["1 encoder + 1 dit_decoder"] == 0.9
     assert (tmp_path / "out/plan.csv").read_text().count("\n") == 1 + 2 * 3
     assert (tmp_path / "out/plan.png").read_bytes().startswith(b"\x89PNG")

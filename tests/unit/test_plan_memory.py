@@ -89,11 +89,45 @@ def test_a_shortfall_is_named_with_its_largest_part() -> None:
         "a: encoder_decoder: expected 62.3 GB of memory, found 47.0 GB of 48.0 GB usable: 15.3 GB short. The largest part is "
         "text_encoder, 51.5 GB."
     )
-    assert any("a component is never split" in way for way in found.ways_out)
+    assert found.ways_out == (
+        "together: the text encoder in 8 bits, which changes results: memory.quantization: {text_encoder: int8} for the role "
+        "that encodes; the transformer in 8 bits, which changes results: memory.quantization: {transformer: int8} for the "
+        "role that denoises",
+    )
     one = best_layout(machines("128:unified"), SIZES, FilmSize(), ("t2va",))
     assert one.ways_out[0].startswith("the transformer's AdaLN as tables, with the same result: memory.adaln: tables")
-    assert one.ways_out[1] == "one more machine of 128.0 GB: dit on a, encoder_decoder on one more"
+    assert one.ways_out[3] == "one more machine of 128.0 GB: dit on a, encoder_decoder on one more"
     assert memory_json(one)["machines"][0]["verdict"] == "short"
+
+
+def test_combinations_and_more_machines_are_tried() -> None:
+    small = best_layout(machines("40", "40"), SIZES, FilmSize(), ("t2va",)).ways_out
+    assert len(small) == 1
+    assert small[0].startswith("together: the transformer's AdaLN as tables")
+    assert small[0].count("memory.quantization") == 2
+    smaller = best_layout(machines("32", "32"), SIZES, FilmSize(), ("t2va",)).ways_out
+    assert smaller[0].startswith(
+        "one more machine of 32.0 GB: dit on a, encoder on b, decoder on one more; with the trans"
+    )
+    none = best_layout(machines("24", "24"), SIZES, FilmSize(), ("t2va",)).ways_out
+    assert none == (
+        "larger machines: the evenest cut takes 62.3 GB for encoder_decoder and 72.7 GB for dit; with tables and 8 bits 27.3 "
+        "GB for encoder and 34.0 GB for dit_decoder; a component is never split",
+    )
+
+
+def test_settings_that_are_named_fit_when_they_are_taken() -> None:
+    nodes = machines("48", "48")
+    roles = {
+        "encoder_decoder": {"node": "a", "memory": {"quantization": {"text_encoder": "int8"}}},
+        "dit": {"node": "b", "memory": {"quantization": {"transformer": "int8"}}},
+    }
+    config = parse_config({"model": {"path": RELEASE}, "roles": roles})
+    assert forecast(workers_of(config, nodes), nodes, SIZES, FilmSize()).fits
+    del roles["dit"]["memory"]
+    config = parse_config({"model": {"path": RELEASE}, "roles": roles})
+    left = forecast(workers_of(config, nodes), nodes, SIZES, FilmSize())
+    assert left.ways_out[0].startswith("the transformer in 8 bits")
 
 
 def test_one_spark_holds_the_whole_model_with_tables() -> None:

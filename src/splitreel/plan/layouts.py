@@ -186,31 +186,34 @@ def _independent(setting: Setting, machines: int) -> Layout:
 
 
 def _split(setting: Setting, sides: int, dits: int) -> Layout:
-    decode = setting.times.decode + _hop(setting, setting.film.denoised_bytes(setting.sizes.dims))
-    denoise = setting.times.denoise + _hop(setting, setting.film.encoded_bytes(setting.sizes.dims))
+    decode = setting.times.decode + hop_into(setting, DECODE)
+    denoise = setting.times.denoise + hop_into(setting, DENOISE)
     hands = [
         Hand(f"encoder_decoder {index + 1}", {ENCODE: setting.times.encode, DECODE: decode}) for index in range(sides)
     ]
     hands += [Hand(f"dit {index + 1}", {DENOISE: denoise}) for index in range(dits)]
     many = f"{sides} encoder_decoder + " if sides > 1 else ""
     name = "split" if sides == dits == 1 else f"split, {many}{dits} dit"
-    return Layout(name, sides + dits, (tuple(hands),), obstacle=_obstacle(setting, (ENCODE, DECODE), (DENOISE,)))
+    return Layout(name, sides + dits, (tuple(hands),), obstacle=obstacle(setting, (ENCODE, DECODE), (DENOISE,)))
 
 
 def _three(setting: Setting, dits: int) -> Layout:
-    decode = setting.times.decode + _hop(setting, setting.film.denoised_bytes(setting.sizes.dims))
-    denoise = setting.times.denoise + _hop(setting, setting.film.encoded_bytes(setting.sizes.dims))
+    decode = setting.times.decode + hop_into(setting, DECODE)
+    denoise = setting.times.denoise + hop_into(setting, DENOISE)
     hands = [Hand("encoder 1", {ENCODE: setting.times.encode}), Hand("decoder 1", {DECODE: decode})]
     hands += [Hand(f"dit {index + 1}", {DENOISE: denoise}) for index in range(dits)]
     name = f"three roles{f', {dits} dit' if dits > 1 else ''}"
-    return Layout(name, 2 + dits, (tuple(hands),), obstacle=_obstacle(setting, (ENCODE,), (DENOISE,), (DECODE,)))
+    return Layout(name, 2 + dits, (tuple(hands),), obstacle=obstacle(setting, (ENCODE,), (DENOISE,), (DECODE,)))
 
 
-def _hop(setting: Setting, num_bytes: int) -> float:
-    return num_bytes / setting.link_rate
+def hop_into(setting: Setting, stage: Stage) -> float:
+    """Seconds of the hop into denoise or decode."""
+    film, dims = setting.film, setting.sizes.dims
+    return (film.denoised_bytes(dims) if stage is DECODE else film.encoded_bytes(dims)) / setting.link_rate
 
 
-def _obstacle(setting: Setting, *roles: tuple[Stage, ...]) -> str:
+def obstacle(setting: Setting, *roles: tuple[Stage, ...]) -> str:
+    """Why roles of these stages, each on a machine of its own, do not fit; empty when they do."""
     if setting.machine is None:
         return ""
     for stages in roles:

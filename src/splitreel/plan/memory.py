@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from splitreel.config import STAGES_OF_ROLE, Config, MemorySpec
@@ -158,13 +158,15 @@ def forecast(
 ) -> Forecast:
     """Set needs against memory; with `search`, look for ways out where something is short."""
     loads = tuple(
-        Load(machine, tuple(_need(worker, sizes, film) for worker in workers if worker.machine == machine.name))
+        Load(machine, tuple(need_of(worker, sizes, film) for worker in workers if worker.machine == machine.name))
         for machine in machines
     )
     plain = Forecast(loads, film, sizes)
     if plain.fits or not search:
         return plain
-    return replace(plain, ways_out=tuple(_ways_out(workers, machines, sizes, film)))
+    from splitreel.plan.ways_out import ways_out  # which makes forecasts itself
+
+    return replace(plain, ways_out=tuple(ways_out(workers, machines, sizes, film)))
 
 
 def best_layout(
@@ -175,13 +177,14 @@ def best_layout(
     encoder_decoder and dit; encoder and dit_decoder; three roles; encoder_dit and decoder; everything on one machine.
     Where none fits, the first that the number of machines allows, with its shortfalls.
     """
-    fitting = next(_layouts(machines, sizes, film, workflows, dtype), None)
+    fitting = next(fitting_layouts(machines, sizes, film, workflows, dtype), None)
     if fitting is not None:
         return fitting
     roles = ("encoder_decoder", "dit") if len(machines) > 1 else ("all",)
     rest = ["dit"] * (len(machines) - len(roles)) if len(machines) > 1 else []
     workers = [
-        _worker(role, workflows, machine.name, dtype) for role, machine in zip([*roles, *rest], machines, strict=True)
+        plain_worker(role, workflows, machine.name, dtype)
+        for role, machine in zip([*roles, *rest], machines, strict=True)
     ]
     return forecast(workers, machines, sizes, film)
 
@@ -195,7 +198,7 @@ PARTITIONS = (
 )
 
 
-def _cuts(workflows: Sequence[str]) -> Iterator[tuple[tuple[str, tuple[str, ...]], ...]]:
+def cuts(workflows: Sequence[str]) -> Iterator[tuple[tuple[str, tuple[str, ...]], ...]]:
     """Partitions into roles with their workflows. Where both transformers are needed, each may have a worker of its own."""
     plain = tuple(name for name in workflows if name != "ref2va")
     for roles in PARTITIONS:
@@ -205,15 +208,25 @@ def _cuts(workflows: Sequence[str]) -> Iterator[tuple[tuple[str, tuple[str, ...]
             yield (*others, ("dit", plain), ("dit_ref", ("ref2va",)))
 
 
-def _layouts(
-    machines: Sequence[Machine], sizes: Sizes, film: FilmSize, workflows: Sequence[str], dtype: str
+def fitting_layouts(
+    machines: Sequence[Machine],
+    sizes: Sizes,
+    film: FilmSize,
+    workflows: Sequence[str],
+    dtype: str = "bfloat16",
+    change: Callable[[WorkerPlan], WorkerPlan] = lambda worker: worker,
 ) -> Iterator[Forecast]:
-    """Layouts that fit. Each role goes to the smallest machine that holds it, which leaves the larger ones."""
+    """Layouts that fit, with every worker as `change` makes it. Each role goes to the smallest machine that holds it,
+    which leaves the larger ones.
+    """
+
+    def planned(role: str, served: Sequence[str], machine: str) -> WorkerPlan:
+        return change(plain_worker(role, served, machine, dtype))
 
     def total(role: str, served: Sequence[str]) -> int:
-        return _need(_worker(role, served, "", dtype), sizes, film).total
+        return need_of(planned(role, served, ""), sizes, film).total
 
-    for cut in _cuts(workflows):
+    for cut in cuts(workflows):
         if len(cut) > len(machines):
             continue
         free = sorted(machines, key=lambda machine: machine.usable(1))
@@ -223,73 +236,24 @@ def _layouts(
             if fitting is None:
                 break
             free.remove(fitting)
-            workers.append(_worker(role, served, fitting.name, dtype))
+            workers.append(planned(role, served, fitting.name))
         else:
             role, served = next(item for item in cut if Stage.DENOISE in STAGES_OF_ROLE[item[0]])
             workers += [
-                _worker(role, served, machine.name, dtype)
-                for machine in free
-                if machine.usable(1) >= total(role, served)
+                planned(role, served, machine.name) for machine in free if machine.usable(1) >= total(role, served)
             ]
             yield forecast(workers, machines, sizes, film, search=False)
 
 
-def _worker(role: str, workflows: Sequence[str], machine: str, dtype: str) -> WorkerPlan:
+def plain_worker(role: str, workflows: Sequence[str], machine: str = "", dtype: str = "bfloat16") -> WorkerPlan:
+    """A worker with the default settings."""
     return WorkerPlan(role, STAGES_OF_ROLE[role], tuple(workflows), machine, (("default", dtype),))
 
 
-def _need(worker: WorkerPlan, sizes: Sizes, film: FilmSize) -> Need:
+def need_of(worker: WorkerPlan, sizes: Sizes, film: FilmSize) -> Need:
+    """Its bytes for films of this size."""
     activations = {str(stage): film.activation_bytes(stage, sizes.dims) for stage in worker.stages}
     return Need(worker, worker.components(sizes), activations)
-
-
-def _ways_out(
-    workers: Sequence[WorkerPlan], machines: Sequence[Machine], sizes: Sizes, film: FilmSize
-) -> Iterator[str]:
-    workflows = tuple(dict.fromkeys(name for worker in workers for name in worker.workflows))
-    halved = [replace(worker, dtypes=(("default", "bfloat16"),)) for worker in workers]
-    if halved != list(workers) and forecast(halved, machines, sizes, film, search=False).fits:
-        yield "dtype: bfloat16 for every role"
-    tabled = [replace(worker, memory=replace(worker.memory, adaln="tables")) for worker in workers]
-    if tabled != list(workers) and forecast(tabled, machines, sizes, film, search=False).fits:
-        yield "the transformer's AdaLN as tables, with the same result: memory.adaln: tables for the role that denoises"
-    other = next(_layouts(machines, sizes, film, workflows, "bfloat16"), None)
-    if other is not None:
-        yield f"another cut: {describe_layout(other)}"
-    for smaller in _smaller(film, sizes):
-        if forecast(workers, machines, sizes, smaller, search=False).fits:
-            yield f"smaller films: up to {smaller.num_frames} frames at {smaller.width}x{smaller.height}"
-            break
-    if len(workflows) > 1:
-        for workflow in workflows:
-            alone = [replace(worker, workflows=(workflow,)) for worker in workers]
-            if forecast(alone, machines, sizes, film, search=False).fits:
-                yield f"one workflow at a time: model.workflow: {workflow}"
-    largest = max(machines, key=lambda machine: machine.usable(1))
-    added = replace(largest, name="one more")
-    wider = None if other is not None else next(_layouts([*machines, added], sizes, film, workflows, "bfloat16"), None)
-    if wider is not None:
-        yield f"one more machine of {shown(added.bytes)}: {describe_layout(wider)}"
-    else:
-        cuts = [cut for cut in _cuts(workflows) if len(cut) <= max(2, len(machines))]
-        needs = [
-            {role: _need(_worker(role, served, "", "bfloat16"), sizes, film).total for role, served in cut}
-            for cut in cuts
-        ]
-        evenest = min(needs, key=lambda need: max(need.values()))
-        parts = " and ".join(f"{shown(amount)} for {role}" for role, amount in evenest.items())
-        yield f"larger machines: the evenest cut takes {parts}; a component is never split"
-
-
-def _smaller(film: FilmSize, sizes: Sizes) -> Iterator[FilmSize]:
-    """Smaller films, longest first at the same canvas, then at 832x480."""
-    clip = sizes.dims.clip_length
-    shorter = range(film.num_frames - clip, 5 * 24, -clip)
-    for height, width in dict.fromkeys([(film.height, film.width), (480, 832)]):
-        if height * width > film.height * film.width:
-            continue
-        counts = shorter if (height, width) == (film.height, film.width) else [film.num_frames, *shorter]
-        yield from (replace(film, height=height, width=width, num_frames=count) for count in counts)
 
 
 def describe_layout(found: Forecast) -> str:

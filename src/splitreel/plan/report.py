@@ -9,6 +9,7 @@ from typing import Any
 
 from splitreel.plan.layouts import Figures
 from splitreel.plan.memory import Forecast, Load, describe_layout, shown
+from splitreel.plan.partitions import Share
 from splitreel.request import Stage
 
 
@@ -129,17 +130,30 @@ def figures_text(found: Sequence[Figures], verdicts: Sequence[str]) -> str:
     rows = [_COLUMNS, *(_row(each) for each in found)]
     if rate is None:
         rows = [(*row[:5], row[7]) for row in rows]
+    return "\n".join(
+        [f"Throughput with a full queue; alone: one film and nothing else.{at}", "", *_table(rows), "", *verdicts]
+    )
+
+
+def shares_text(found: Sequence[Share], advice: Sequence[str]) -> str:
+    """A table of partitions and what to take."""
+    rows = [("partition", "machines", "films/h", "DiT busy")]
+    for each in found:
+        numbers = (each.obstacle, "-") if each.obstacle else (f"{each.per_hour:.1f}", f"{each.dit_busy:.0%}")
+        rows.append((each.name, str(each.machines), *numbers))
+    return "\n".join([*_table(rows), "", *advice])
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Columns, the first to the left and the others to the right."""
     widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]))]
-    table = [
+    return [
         "  ".join(
             cell.ljust(width) if index == 0 else cell.rjust(width)
             for index, (cell, width) in enumerate(zip(row, widths, strict=True))
         )
         for row in rows
     ]
-    return "\n".join(
-        [f"Throughput with a full queue; alone: one film and nothing else.{at}", "", *table, "", *verdicts]
-    )
 
 
 def _row(each: Figures) -> tuple[str, ...]:

@@ -25,6 +25,8 @@ splitreel plan --config splitreel.yaml --offline --node 192.168.23.1=128:unified
 
 splitreel plan --node a=80 --node b=80 --times encode=2,denoise=60,decode=8 --rate 30
 
+splitreel plan --times encode=42,denoise=92,decode=94 --machines 4    (which roles keep the transformer busiest)
+
 splitreel plan --node a=128:unified --times receipts.jsonl --machines 4 --sweep outputs/plan
 
 Exit codes: 0 it fits; 2 wrong usage; 3 it does not fit, or the checkpoint cannot be read."""
@@ -229,14 +231,24 @@ def _speed(
     gap: bool,
 ) -> dict[str, Any]:
     from splitreel.plan.layouts import figures, layouts, verdicts
-    from splitreel.plan.report import figures_text
+    from splitreel.plan.partitions import advice, shares
+    from splitreel.plan.report import figures_text, shares_text
 
     ways = [layout for count in range(1, machines + 1) for layout in layouts(setting, count)]
     found = [figures(layout, rate=rate) for layout in ways]
     says = verdicts(found)
-    report: dict[str, Any] = {"layouts": [_plain(each) for each in found], "verdicts": says}
+    cuts = [share for count in range(2, machines + 1) for share in shares(setting, count)]
+    advised = advice(cuts)
+    report: dict[str, Any] = {
+        "layouts": [_plain(each) for each in found],
+        "verdicts": says,
+        "partitions": [each.to_dict() for each in cuts],
+        "advice": advised,
+    }
     if not as_json:
         print("\n" * gap + figures_text(found, says))
+        if cuts:
+            print("\n" + shares_text(cuts, advised))
     if sweep is not None:
         from splitreel.plan.chart import draw_sweep
         from splitreel.plan.report import figures_csv
