@@ -90,17 +90,18 @@ def timed_server(
     address: str = "local",
     port: int = 0,
     log: Path | None = None,
+    lora: dict[str, Any] | None = None,
     **serve: Any,
 ) -> Iterator[Server]:
     """A server whose stages take test durations, forked from a process that has imported everything already.
 
     `step_seconds` None: the real stages, on the tiny checkpoint.
-    `folder` holds its config and output, and its jobs unless `jobs` names another.
+    `lora`: the config's section. `folder` holds its config and output, and its jobs unless `jobs` names another.
     """
     folder.mkdir(exist_ok=True)
     config = folder / "splitreel.yaml"
     jobs = serve.pop("jobs", folder / "jobs")
-    config.write_text(yaml.safe_dump(settings(jobs, address, **{**serve, "port": port})))
+    config.write_text(yaml.safe_dump({**settings(jobs, address, **{**serve, "port": port}), "lora": lora or {}}))
     stamp = time.monotonic_ns()
     output, errors = folder / f"stdout-{stamp}", folder / f"stderr-{stamp}"
     arguments = (str(output), str(errors), str(config), step_seconds, str(log) if log else None)

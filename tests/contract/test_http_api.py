@@ -131,12 +131,12 @@ def test_errors_are_the_clients_own_classes(client: openai.OpenAI, http: httpx.C
         client.videos.create(prompt="A lake.", model="sora-9")
     with pytest.raises(openai.NotFoundError, match="expected the id of one of your videos"):
         client.videos.retrieve("video_" + "0" * 24)
-    with pytest.raises(openai.BadRequestError, match="video_id"):
-        client.videos.retrieve("nonsense")
     long = client.videos.create(prompt="A lake.", extra_body={"steps": 1000})
-    with pytest.raises(openai.NotFoundError, match=r"expected a completed one, found it (queued|in_progress)") as early:
+    with pytest.raises(openai.ConflictError, match=r"expected a completed one, found it (queued|in_progress)") as early:
         client.videos.download_content(long.id)
-    assert early.value.code == "nothing_there"
+    assert early.value.code == "not_finished"
+    assert int(early.value.response.headers["retry-after"]) >= 1
+    assert http.get(f"/v1/videos/{long.id}/trace").json()["error"]["code"] == "not_finished"
     wait_for(lambda: client.videos.retrieve(long.id).status == "in_progress", 20)
     with pytest.raises(openai.ConflictError, match="Cancel it first"):
         client.videos.delete(long.id)
@@ -146,6 +146,10 @@ def test_errors_are_the_clients_own_classes(client: openai.OpenAI, http: httpx.C
     assert ended.error is not None
     assert ended.error.code == "cancelled"
     assert "denoise stopped after step" in ended.error.message
+    with pytest.raises(openai.ConflictError, match=r"found it cancelled: .*denoise stopped after step") as never:
+        client.videos.download_content(long.id)
+    assert (never.value.code, never.value.response.headers["x-should-retry"]) == ("video_failed", "false")
+    assert "retry-after" not in never.value.response.headers
     models = [model.id for model in client.models.list()]
     assert models == ["sora-2", "tiny"]
     assert client.models.retrieve("tiny").object == "model"

@@ -119,7 +119,7 @@ HOSTILE: dict[str, tuple[Send, tuple[int, ...]]] = {
     "path traversal in an id": (gets("/v1/videos/..%2f..%2f..%2fetc%2fpasswd"), (400, 404)),
     "path traversal in a content": (gets("/v1/videos/..%2f..%2fjobs.db/content"), (400, 404)),
     "dots in a path": (raw("GET /v1/videos/../../../etc/passwd HTTP/1.1", "Host: localhost", "Connection: close", "", ""), (400, 404)),
-    "a null in an id": (gets("/v1/videos/video_%00"), (400,)),
+    "a null in an id": (gets("/v1/videos/video_%00"), (404,)),
     "the database by name": (gets("/jobs.db"), (404,)),
     "a variant with a path": (gets("/v1/videos/video_000000000000000000000000/content?variant=../../jobs.db"), (400,)),
     "a file name with a path": (pictures(b"no picture", name="../../../../etc/cron.d/x"), (400,)),
@@ -127,7 +127,7 @@ HOSTILE: dict[str, tuple[Send, tuple[int, ...]]] = {
     "a file URL": (posts(input_reference={"image_url": "file:///etc/passwd"}), (400,)),
     "an upload by a path": (posts(keyframes={"first": {"upload": "/etc/passwd"}}), (400,)),
     # SQL
-    "SQL in an id": (gets("/v1/videos/' OR '1'='1"), (400,)),
+    "SQL in an id": (gets("/v1/videos/' OR '1'='1"), (404,)),
     "SQL in after": (gets("/v1/videos?after=x'%3B DROP TABLE splitreel_jobs%3B--"), (404,)),
     "SQL in an order": (gets("/v1/videos?order=asc;DELETE FROM splitreel_jobs"), (400,)),
     # media

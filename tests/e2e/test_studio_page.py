@@ -10,10 +10,13 @@ from typing import Any
 
 import httpx
 import pytest
+from diffusers import MiniMaxH3Transformer3DModel
 from PIL import Image
 
+from lora_files import make_factors, tensors_of, write
 from samples import picture, tone, write_wav
 from servers import Server, body, timed_server, until_ended, wait_for
+from splitreel.h3.tiny import cached_tiny
 from splitreel.serve.http.keys import key_digest
 
 pytest.importorskip("gradio", reason="the studio's package is not installed: pip install 'splitreel[studio]'")
@@ -35,8 +38,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server whose page is ready."""
     keys = [{"name": name, "sha256": key_digest(key)} for name, key in (("alice", ALICE), ("bob", BOB))]
     folder = tmp_path_factory.mktemp("studio")
+    transformer = MiniMaxH3Transformer3DModel.from_pretrained(str(cached_tiny()), subfolder="transformer")
+    turbo = write(folder / "turbo.safetensors", tensors_of(make_factors(transformer, modules=["proj_in"])))
+    lora = {"turbo": {"path": str(turbo), "scale": 0.5}}
     limits = {"max_upload_bytes": 200_000, "max_field_bytes": 100_000, "max_pixels": 500_000}
-    with timed_server(folder, step_seconds=None, studio=True, keys=keys, **limits) as running:
+    with timed_server(folder, step_seconds=None, lora=lora, studio=True, keys=keys, **limits) as running:
         running.until_ready()
         wait_for(lambda: httpx.get(running.address, auth=("any", ALICE)).status_code == 200, 60, running.said)
         yield running
@@ -188,6 +194,34 @@ def test_media_and_the_keyboard(page: Any, server: Server, tmp_path: Path) -> No
         page.keyboard.press("Tab")
         names.append(page.evaluate(_FOCUSED))
     assert all(name and outline == "solid" for name, outline in names), names
+
+
+def test_adapters_are_the_servers_own_chosen_or_none(page: Any, server: Server) -> None:
+    field = page.get_by_label("LoRA", exact=True)
+
+    def choose(name: str) -> None:
+        field.click()
+        page.get_by_role("option", name=name, exact=True).click()
+        page.keyboard.press("Escape")
+
+    def made(prompt: str) -> Any:
+        order(page, prompt, 2)
+        return jobs(server)[0]["lora"]
+
+    assert made("The server's own") == [{"name": "turbo", "scale": 0.5}]
+    choose("none")
+    assert made("None at all") == []
+    page.reload()
+    page.locator(".sr-film", has_text="None at all").first.wait_for()
+    page.locator("#sr-film .sr-badge.completed").wait_for()
+    page.get_by_role("button", name="Use these settings again").click()
+    wait_for(lambda: page.get_by_label("Prompt").input_value() == "None at all", 10)
+    assert made("None again") == []
+    choose("turbo")
+    page.get_by_role("button", name="Make the film").click()
+    alert = page.get_by_role("alert")
+    alert.wait_for()
+    assert "lora: expected none or adapters, found none and turbo" in alert.inner_text()
 
 
 _PLAY = """video => new Promise((done, fail) => {

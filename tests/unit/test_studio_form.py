@@ -10,6 +10,7 @@ import pytest
 
 from splitreel.config import parse_config
 from splitreel.errors import ConfigError, InvalidRequest
+from splitreel.lora import LoraUse
 from splitreel.serve.jobs.folder import JobFolder
 from splitreel.serve.jobs.view import JobView
 from splitreel.serve.studio import shown
@@ -102,6 +103,23 @@ def test_media_that_are_gone_are_left_out(uploads: Uploads, tmp_path: Path) -> N
     assert form.first is None
     assert [entry["kind"] for entry in form.references] == ["audio"]
     assert request_of(form, uploads).workflow == "ref2va"
+
+
+def test_no_adapters_is_a_choice_of_its_own(uploads: Uploads, tmp_path: Path) -> None:
+    """Nothing chosen is the server's own adapters; none is none; both is a mistake."""
+    folder = JobFolder(tmp_path / "jobs")
+    assert request_of(Form(prompt="A lake"), uploads).lora is None
+    assert request_of(Form(prompt="A lake", lora=[""]), uploads).lora == ()
+    assert request_of(Form(prompt="A lake", lora=["none"]), uploads).lora == (LoraUse("none", 1.0),), "a name like any"
+    with pytest.raises(InvalidRequest, match="lora: expected none or adapters, found none and turbo"):
+        request_of(Form(prompt="A lake", lora=["", "turbo"]), uploads)
+    chosen: tuple[tuple[Any, Any], ...] = (
+        (None, None),
+        ([], ()),
+        ([{"name": "a", "scale": 2.0}], (LoraUse("a", 2.0),)),
+    )
+    for lora, again in chosen:
+        assert request_of(form_of(view({"lora": lora}), folder, uploads), uploads).lora == again
 
 
 def test_what_clients_wrote_is_escaped() -> None:

@@ -94,8 +94,8 @@ def settle_canvas(
     if height <= 0 or width <= 0 or height % multiple or width % multiple:
         near_height, near_width = (max(multiple, round(value / multiple) * multiple) for value in (height, width))
         raise InvalidRequest(
-            f"height, width: expected multiples of {multiple}, found {height} x {width}. Nearest: {near_height} x "
-            f"{near_width}.",
+            f"height, width: expected multiples of {multiple}, found {width} wide, {height} high. Nearest: {near_width} "
+            f"wide, {near_height} high.",
             field="height, width",
         )
     if not MINIMAX_H3_MIN_ASPECT_RATIO <= width / height <= MINIMAX_H3_MAX_ASPECT_RATIO:
@@ -106,8 +106,8 @@ def settle_canvas(
         )
     if height * width > _MAX_CANVAS_PIXELS:
         raise InvalidRequest(
-            f"height, width: expected at most {_MAX_CANVAS_PIXELS} pixels, found {height} x {width} = {height * width}. The "
-            f"model was trained for up to {geometry.canvas_max_pixels}.",
+            f"height, width: expected at most {_MAX_CANVAS_PIXELS} pixels, found {height * width} ({width} wide, {height} "
+            f"high). The model was trained for up to {geometry.canvas_max_pixels}.",
             field="height, width",
         )
     return height, width, _stretched(first_size, height, width, "leave height and width out to come nearer")

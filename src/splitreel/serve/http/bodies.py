@@ -22,8 +22,13 @@ _DRAINED_BYTES, _DRAINED_SECONDS = 16_777_216, 2.0
 _MAX_FILES = 16
 _MAX_FIELDS = 256
 _KEY = re.compile(r"^([^\[\]]+)((?:\[[^\[\]]*\])*)$")
-# Fields whose value may be JSON text: what a form has no form of its own for.
-_STRUCTURED = ("references", "keyframes", "input_reference", "lora")
+# Fields whose value may be JSON text, which a form has no form of its own for, each with an example.
+_STRUCTURED: dict[str, Any] = {
+    "references": [{"kind": "image", "url": "data:..."}],
+    "keyframes": {"first": {"url": "data:..."}},
+    "input_reference": {"url": "data:..."},
+    "lora": [{"name": "turbo", "scale": 0.8}],
+}
 
 
 @asynccontextmanager
@@ -174,9 +179,13 @@ def _put(fields: dict[str, Any], name: str, value: str) -> None:
 
 
 def _plain(name: str, value: Any) -> Any:
-    if name in _STRUCTURED and isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
-        try:
-            return json.loads(value)
-        except (ValueError, RecursionError) as error:
-            raise InvalidRequest(f"{name}: expected JSON text, found {str(error)[:200]}.", field=name) from None
-    return value
+    if name not in _STRUCTURED or not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(
+            f"{name}: expected JSON text in a form, such as {json.dumps(_STRUCTURED[name])}, found {value[:80]!r} "
+            f"({str(error)[:200]}). Send json.dumps(...) of the value; for an empty list too, which forms leave out.",
+            field=name,
+        ) from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request
@@ -18,8 +18,10 @@ from splitreel.serve.jobs.refusals import (
     JobBusy,
     JobNotFound,
     KeyReused,
+    NotFinished,
     NothingThere,
     NotReady,
+    VideoFailed,
     code_of,
     message_of,
 )
@@ -64,6 +66,8 @@ _STATUS: tuple[tuple[type[Exception], int], ...] = (
     (ModelNotFound, 404),
     (BodyTimeout, 408),
     (JobBusy, 409),
+    (NotFinished, 409),
+    (VideoFailed, 409),
     (BodyTooLarge, 413),
     (UnsupportedBody, 415),
     (KeyReused, 422),
@@ -81,10 +85,10 @@ _MEANINGS = {
     400: "A rule of the model or of the API is broken; `param` names the field.",
     401: "No API key, or a wrong one.",
     403: "From another site's page, or under a host name that is not served.",
-    404: "No such video of yours, or it has no such content (yet).",
+    404: "No such video of yours, or its file is gone.",
     405: "The path knows other methods.",
     408: "The body did not arrive in time.",
-    409: "The video is in progress.",
+    409: "The video is in another state: not finished yet (`Retry-After` says when to ask again), or failed.",
     413: "The body, or one of its fields, is too large.",
     415: "A content type or encoding that is not read.",
     416: "The range lies outside the file.",
@@ -116,9 +120,12 @@ def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
     found: dict[int | str, dict[str, Any]] = {}
     for status in sorted({*statuses, 401, 403, 431, 500}):
         found[status] = {"model": ErrorBody, "description": _MEANINGS[status]}
-        if status in (429, 503):
+        if status in (409, 429, 503):
             header = {"description": "Seconds, from the measured rate.", "schema": {"type": "integer"}}
             found[status]["headers"] = {"Retry-After": header}
+        if status == 409:
+            header = {"description": "`false` where asking again changes nothing.", "schema": {"type": "string"}}
+            found[status]["headers"]["x-should-retry"] = header
         if status == 401:
             found[status]["headers"] = {"WWW-Authenticate": {"schema": {"type": "string"}}}
     return found
@@ -133,9 +140,11 @@ def as_response(error: Exception, *, retry_after: int = 30) -> Response:
     """An error as its answer. `retry_after`: for a full queue, by the measured rate."""
     status = status_of(error)
     headers: dict[str, str] = {}
-    if status in (429, 503):
+    if status in (429, 503) or isinstance(error, NotFinished):
         after = error.details.get("retry_after", retry_after) if isinstance(error, SplitreelError) else retry_after
         headers["Retry-After"] = str(after)
+    elif status == 409:
+        headers["x-should-retry"] = "false"  # OpenAI's client repeats a 409 by itself unless told so
     if status == 401:
         headers["WWW-Authenticate"] = 'Bearer realm="splitreel"'
     if status in (408, 413):
@@ -161,7 +170,7 @@ def error_response(
 def invalid(error: ValidationError | RequestValidationError) -> InvalidRequest:
     """The first thing that pydantic found wrong, in our form."""
     first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"] if part not in ("query", "path", "header", "body")) or "body"
+    where = _path([part for part in first["loc"] if part not in ("query", "path", "header", "body")])
     if first["type"] == "extra_forbidden":
         return InvalidRequest(
             f"{where}: not a field of a video request. See /openapi.json for those that are. The model is "
@@ -173,6 +182,12 @@ def invalid(error: ValidationError | RequestValidationError) -> InvalidRequest:
     return InvalidRequest(
         f"{where}: {message[0].lower()}{message[1:]}{found}. Change it, or leave it out.", field=where
     )
+
+
+def _path(parts: Sequence[int | str]) -> str:
+    """As clients write it, `references[0].kind`; without the types that pydantic tried, such as `seconds.str`."""
+    kept = [part for index, part in enumerate(parts) if index == 0 or part not in ("str", "float", "int")]
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in kept).lstrip(".") or "body"
 
 
 def install(app: FastAPI, retry_after: Any) -> None:

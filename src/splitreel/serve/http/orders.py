@@ -19,6 +19,7 @@ from splitreel.request import AudioReference, GenerateRequest, ImageReference, R
 from splitreel.serve.http.errors import ModelNotFound, UnsupportedBody, invalid
 from splitreel.serve.http.fetching import fetch
 from splitreel.serve.http.shapes import CreateVideo, ReferenceSource, Source
+from splitreel.serve.http.words import Names, in_their_words, names_of
 
 Kind = Literal["image", "video", "audio"]
 
@@ -47,8 +48,12 @@ def check_model(name: str | None, config: Config) -> None:
         )
 
 
-def request_of(order: CreateVideo, files: Mapping[str, UploadFile], config: Config, place: Path) -> GenerateRequest:
-    """The request, its media written into `place`. Blocks on the disk, and on hosts that are fetched from.
+def request_of(
+    order: CreateVideo, files: Mapping[str, UploadFile], config: Config, place: Path
+) -> tuple[GenerateRequest, Names]:
+    """The request, its media written into `place`, and what the client called its fields.
+
+    Blocks on the disk, and on hosts that are fetched from.
 
     Raises InvalidRequest, also for a file that nothing refers to: no input is ignored.
     """
@@ -56,7 +61,7 @@ def request_of(order: CreateVideo, files: Mapping[str, UploadFile], config: Conf
     keyframes, references = order.keyframes, [desk.reference(i, entry) for i, entry in enumerate(order.references)]
     image = desk.take(keyframes.first, "keyframes.first", "image") if keyframes and keyframes.first else None
     last = desk.take(keyframes.last, "keyframes.last", "image") if keyframes and keyframes.last else None
-    guide = order.input_reference
+    guide, became = order.input_reference, None
     if guide is None and "input_reference" in desk.files:
         guide = Source(upload="input_reference")
     if guide is not None:
@@ -66,9 +71,10 @@ def request_of(order: CreateVideo, files: Mapping[str, UploadFile], config: Conf
                     "input_reference: it is the first frame, and keyframes.first is another. Leave one out.",
                     field="input_reference",
                 )
-            image = desk.take(guide, "input_reference", "image")
+            image, became = desk.take(guide, "input_reference", "image"), "image"
         else:
             references.insert(0, ImageReference(desk.take(guide, "input_reference", "image")))
+            became = "references"
     if desk.files:
         name = sorted(desk.files)[0]
         raise InvalidRequest(
@@ -91,7 +97,9 @@ def request_of(order: CreateVideo, files: Mapping[str, UploadFile], config: Conf
         "priority": order.priority,
         "lora": order.lora,
     }
-    return GenerateRequest(**values)
+    names = names_of(order, guide=became)
+    with in_their_words(names):
+        return GenerateRequest(**values), names
 
 
 class _Desk:

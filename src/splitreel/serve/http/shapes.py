@@ -7,10 +7,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
+from splitreel.serve.http.words import phrased
 from splitreel.serve.jobs.table import MAX_PRIORITY
 from splitreel.serve.jobs.view import JobView
 
 _SIZE = re.compile(r"(\d{1,5})x(\d{1,5})")
+# As clients call a keyframe, and as a job's request does.
+_KEYFRAMES: tuple[tuple[Literal["first", "last"], str], ...] = (("first", "image"), ("last", "last_image"))
 
 VideoId = Annotated[str, StringConstraints(pattern=r"^video_[0-9a-f]{24}$")]
 
@@ -109,6 +112,20 @@ class CreateVideo(BaseModel):
         return (int(match[1]), int(match[2])) if match else None
 
 
+class LoraShown(BaseModel):
+    """An adapter that acts, and how strongly."""
+
+    name: str
+    scale: float
+
+
+class ReferenceShown(BaseModel):
+    """What one of the references was; the medium itself is not given back."""
+
+    kind: Literal["image", "video", "audio"]
+    fps: float | None = None
+
+
 class VideoError(BaseModel):
     """Why a video failed. A cancelled one is failed with code `cancelled`: OpenAI's API has no other word for it."""
 
@@ -137,7 +154,11 @@ class Video(BaseModel):
     fps: float
     steps: int
     seed: int
+    lora: list[LoraShown] = Field(description="Adapters that act: those asked for, else those of the server's config.")
+    keyframes: list[Literal["first", "last"]] = Field(description="The frames that were given.")
+    references: list[ReferenceShown] = Field(description="Those that were given, in order.")
     priority: int
+    deadline_at: int | None = Field(description="When it fails unless it is done: its creation and `deadline`.")
     position: int | None = Field(description="Videos before it while queued.")
     stage: str | None = Field(description="The stage that runs: encode, denoise or decode.")
     unit: str | None = Field(description="What the stage counts: layer, tile, step or chunk.")
@@ -232,7 +253,12 @@ def video_of(view: JobView, model: str) -> Video:
         fps=made["fps"],
         steps=made["steps"],
         seed=made["seed"],
+        # A job that was written down before adapters were tells those that it asked for.
+        lora=[LoraShown(**use) for use in made.get("lora", view.request.get("lora") or ())],
+        keyframes=[name for name, field in _KEYFRAMES if view.request.get(field) is not None],
+        references=[ReferenceShown(kind=item["kind"], fps=item.get("fps")) for item in view.request["references"]],
         priority=view.priority,
+        deadline_at=None if view.deadline is None else int(view.deadline),
         position=view.position,
         stage=view.stage,
         unit=view.unit,
@@ -242,5 +268,5 @@ def video_of(view: JobView, model: str) -> Video:
         cancelling=view.cancelling,
         attempts=view.attempts,
         seconds_taken=view.seconds,
-        warnings=list(made["warnings"]),
+        warnings=[phrased(text) for text in made["warnings"]],
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Query, Request
 from fastapi import Path as PathParameter
+from pydantic import AfterValidator
 from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 
 from splitreel.errors import RequestError
@@ -23,10 +25,30 @@ from splitreel.serve.http.bodies import drain, read_body
 from splitreel.serve.http.errors import documented
 from splitreel.serve.http.orders import check_model, model_id, parse, request_of
 from splitreel.serve.http.shapes import CreateVideo, Video, VideoDeleted, VideoPage, video_of
+from splitreel.serve.http.words import in_their_words
+from splitreel.serve.jobs.refusals import no_such_job
 from splitreel.serve.jobs.service import JobService
 from splitreel.serve.jobs.view import JobView
 
-Id = Annotated[str, PathParameter(description="A video's id.", pattern=r"^video_[0-9a-f]{24}$")]
+_ID = r"video_[0-9a-f]{24}"
+
+
+def _an_id(value: str) -> str:
+    """Any other text is the id of no video, however it is written: it never gets as far as the database."""
+    if not re.fullmatch(_ID, value):
+        raise no_such_job(value)
+    return value
+
+
+def _an_id_or_none(value: str | None) -> str | None:
+    return None if value is None else _an_id(value)
+
+
+Id = Annotated[
+    str,
+    PathParameter(description="A video's id.", json_schema_extra={"pattern": f"^{_ID}$"}),
+    AfterValidator(_an_id),
+]
 IdempotencyKey = Annotated[
     str | None,
     Header(
@@ -99,16 +121,19 @@ def video_routes(service: JobService) -> APIRouter:
             order = parse(fields)
             check_model(order.model, config)
             with TemporaryDirectory(prefix="splitreel-upload-") as place:
-                wanted = await asyncio.to_thread(request_of, order, files, config, Path(place))
-                view = await service.submit(
-                    wanted, owner=owner, idempotency_key=idempotency_key, deadline=order.deadline
-                )
+                wanted, names = await asyncio.to_thread(request_of, order, files, config, Path(place))
+                with in_their_words(names):
+                    view = await service.submit(
+                        wanted, owner=owner, idempotency_key=idempotency_key, deadline=order.deadline
+                    )
         return shown(view)
 
     @router.get("", response_model=VideoPage, summary="List videos", responses=documented(400, 404))
     async def listed(
         request: Request,
-        after: Annotated[str | None, Query(max_length=64, description="The last id of the page before.")] = None,
+        after: Annotated[
+            str | None, Query(description="The last id of the page before."), AfterValidator(_an_id_or_none)
+        ] = None,
         limit: Annotated[int, Query(ge=1, le=100)] = 20,
         order: Annotated[Literal["asc", "desc"], Query(description="By the time they were made.")] = "desc",
     ) -> VideoPage:
@@ -143,7 +168,7 @@ def video_routes(service: JobService) -> APIRouter:
         summary="Download a video",
         response_class=FileResponse,
         responses={
-            **documented(400, 404),
+            **documented(400, 404, 409),
             **_binary("The film, or a picture of it.", *_MEDIA_TYPES.values()),
             206: {"description": "A part of it, as `Range` asked.", **_binary("", *_MEDIA_TYPES.values())[200]},
             416: {"description": "The range lies outside the file."},
@@ -190,7 +215,7 @@ def video_routes(service: JobService) -> APIRouter:
         "/{video_id}/trace",
         summary="Where its time went",
         responses={
-            **documented(400, 404),
+            **documented(400, 404, 409),
             200: {
                 "description": "Timings and spans; or a Chrome trace; or a Gantt picture.",
                 "content": {

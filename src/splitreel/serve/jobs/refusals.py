@@ -15,8 +15,16 @@ class JobBusy(RequestError):
     """The job still runs, so that it cannot be deleted. Detail: `job_id`."""
 
 
+class NotFinished(RequestError):
+    """The job has no film or trace yet. Details: `job_id`, `state`, `retry_after` in seconds."""
+
+
+class VideoFailed(RequestError):
+    """The job has no film and will have none: it failed or was cancelled. Details: `job_id`, `state`, `reason` (a code)."""
+
+
 class NothingThere(RequestError):
-    """The job has no film (yet), or no trace. Details: `job_id`, `state`."""
+    """What the job had is no longer there, or was never recorded. Details: `job_id`, `state`."""
 
 
 class KeyReused(RequestError):
@@ -29,6 +37,14 @@ class OverQuota(QueueFull):
 
 class NotReady(RequestError):
     """The server takes no jobs now: it loads, a role is away, or it is being stopped. Detail: `retry_after` in seconds."""
+
+
+def no_such_job(job_id: str) -> JobNotFound:
+    """The error for an id that belongs to no job of the asker's; long ones are cut."""
+    return JobNotFound(
+        f"video {job_id[:64]!r}: expected the id of one of your videos, found none with it. It may have expired.",
+        job_id=job_id[:64],
+    )
 
 
 def code_of(error: BaseException) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -19,7 +21,7 @@ from splitreel.serve.jobs.bell import Bell, rung_within
 from splitreel.serve.jobs.deployment import Deployment
 from splitreel.serve.jobs.ledger import open_ledger
 from splitreel.serve.jobs.pace import Pace
-from splitreel.serve.jobs.refusals import NothingThere, NotReady
+from splitreel.serve.jobs.refusals import NotFinished, NothingThere, NotReady, VideoFailed
 from splitreel.serve.jobs.runner import Runner
 from splitreel.serve.jobs.spec import MediaLimits, check_media, digest, placed, store_request
 from splitreel.serve.jobs.table import MAX_PRIORITY, PRIORITY_SECONDS, Job
@@ -163,15 +165,10 @@ class JobService:
         owner: str | None = None,
         variant: Literal["video", "thumbnail", "spritesheet"] = "video",
     ) -> Path:
-        """The film's file, or a picture of it. Raises JobNotFound, NothingThere."""
+        """The film's file, or a picture of it. Raises JobNotFound, NotFinished, VideoFailed, NothingThere."""
         job: Job = await self._ask(self._store.get, job_id, owner)
         if job.film is None:
-            todo = "Wait for it." if job.state in ("queued", "in_progress") else (job.error_message or "Make it again.")
-            raise NothingThere(
-                f"video {job_id}: expected a completed one, found it {job.state}. {todo}",
-                job_id=job_id,
-                state=job.state,
-            )
+            raise await self._no_film(job)
         film = self.folder.film(job_id, job.film)
         try:
             if variant == "video":
@@ -186,13 +183,18 @@ class JobService:
             ) from error
 
     async def trace(self, job_id: str, owner: str | None = None) -> list[SpanRecord]:
-        """The spans of the job's last run, for reports, Chrome traces and Gantt pictures. Raises JobNotFound, NothingThere."""
+        """The spans of the job's last run, for reports, Chrome traces and Gantt pictures.
+
+        Raises JobNotFound, NotFinished, NothingThere.
+        """
         job = await self._ask(self._store.get, job_id, owner)
         spans = await self._ask(self.folder.read_trace, job_id)
+        if spans is None and job.state in ("queued", "in_progress"):
+            raise await self._no_film(job)
         if spans is None:
             raise NothingThere(
-                f"video {job_id}: expected a run that has ended, found it {job.state} and nothing recorded. Wait for it; "
-                "trace.record must be on.",
+                f"video {job_id}: expected what was recorded of its run, found nothing ({job.state}). trace.record must be "
+                "on while it runs.",
                 job_id=job_id,
                 state=job.state,
             )
@@ -266,6 +268,24 @@ class JobService:
             self.folder.forget(job.id)
         return kept
 
+    async def _no_film(self, job: Job) -> NotFinished | VideoFailed:
+        """Why a job has no film: not yet, with the seconds until it probably has one; or never."""
+        if job.state in ("queued", "in_progress"):
+            eta = (await self._view(job)).eta
+            return NotFinished(
+                f"video {job.id}: expected a completed one, found it {job.state}. Wait for it.",
+                job_id=job.id,
+                state=job.state,
+                retry_after=self._pace.retry_after() if eta is None else max(1, math.ceil(eta)),
+            )
+        return VideoFailed(
+            f"video {job.id}: expected a completed one, found it {job.state}: {job.error_message or 'no reason is known'} "
+            f"({job.error_code}). Make it again.",
+            job_id=job.id,
+            state=job.state,
+            reason=job.error_code,
+        )
+
     async def _view(self, job: Job) -> JobView:
         live: dict[str, Any] = {}
         run = self._runner.running.get(job.id) if job.state == "in_progress" else None
@@ -313,4 +333,5 @@ class JobService:
 
 def _effective(effective: Any) -> dict[str, Any]:
     names = ("workflow", "num_frames", "fps", "height", "width", "steps", "transformer_calls", "seed", "warnings")
-    return {**{name: getattr(effective, name) for name in names}, "seconds": effective.seconds}
+    lora = [asdict(use) for use in effective.lora]
+    return {**{name: getattr(effective, name) for name in names}, "seconds": effective.seconds, "lora": lora}

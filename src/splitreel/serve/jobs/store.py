@@ -20,7 +20,7 @@ from sqlalchemy.exc import ArgumentError, IntegrityError, SQLAlchemyError
 from sqlalchemy.orm import Session, sessionmaker
 
 from splitreel.errors import ConfigError, QueueFull
-from splitreel.serve.jobs.refusals import JobBusy, JobNotFound, KeyReused, OverQuota
+from splitreel.serve.jobs.refusals import JobBusy, KeyReused, OverQuota, no_such_job
 from splitreel.serve.jobs.table import ACTIVE, ENDED, SCHEMA, Base, Job, JobState, Meta
 
 _BUSY_SECONDS = 30  # how long a write waits for another process's write to the same SQLite file
@@ -315,10 +315,7 @@ def _prepare_sqlite(engine: Engine) -> None:
 def _find(session: Session, job_id: str, owner: str | None) -> Job:
     job = session.scalar(select(Job).where(Job.id == job_id))
     if job is None or owner not in (None, job.owner):
-        raise JobNotFound(
-            f"video {job_id}: expected the id of one of your videos, found none with it. It may have expired.",
-            job_id=job_id,
-        )
+        raise no_such_job(job_id)
     return job
 
 

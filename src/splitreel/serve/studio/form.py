@@ -14,6 +14,9 @@ from splitreel.serve.jobs.view import JobView
 from splitreel.serve.studio.uploads import Uploads
 
 AUTOMATIC = "automatic"
+NO_ADAPTERS = (
+    ""  # among the chosen adapters: none at all, also not those of the server's config. No adapter has this name
+)
 SIZES = (AUTOMATIC, "832x480", "480x832", "640x640", "1344x768", "768x1344")
 _MAX_PROMPT = 32_000  # as the API has it
 _KINDS: dict[str, type[Reference]] = {"image": ImageReference, "video": VideoReference, "audio": AudioReference}
@@ -64,7 +67,15 @@ def request_of(form: Form, uploads: Uploads) -> GenerateRequest:
         "seed": None if form.seed in (None, "") else _whole(form.seed, "seed"),
         "priority": _whole(form.priority or 0, "priority"),
     }
-    if adapters := _entries(form.lora, "lora"):
+    adapters = _entries(form.lora, "lora")
+    if NO_ADAPTERS in adapters:
+        if len(adapters) > 1:
+            others = ", ".join(str(name) for name in adapters if name != NO_ADAPTERS)
+            raise InvalidRequest(
+                f"lora: expected none or adapters, found none and {others[:80]}. Take one out.", field="lora"
+            )
+        values["lora"] = []
+    elif adapters:
         scale = _number(form.lora_scale, "lora scale")
         values["lora"] = [{"name": name, "scale": scale} for name in adapters]
     return GenerateRequest(**values)
@@ -87,7 +98,7 @@ def form_of(view: JobView, folder: JobFolder, uploads: Uploads) -> Form:
         if (copy := kept(entry["file"], f"reference {number}")) is not None
     ]
     sized = request.get("width") is not None
-    uses = request.get("lora") or ()
+    uses = request.get("lora")
     return Form(
         prompt=request["prompt"],
         first=kept(request.get("image"), "first"),
@@ -99,7 +110,7 @@ def form_of(view: JobView, folder: JobFolder, uploads: Uploads) -> Form:
         steps=str(made["steps"]),
         seed=str(made["seed"]),
         priority=request.get("priority", 0),
-        lora=[use["name"] for use in uses],
+        lora=[NO_ADAPTERS] if uses == [] else [use["name"] for use in uses or ()],
         lora_scale=uses[0]["scale"] if uses else 1.0,
     )
 

@@ -17,7 +17,7 @@ from splitreel.serve.jobs.service import JobService
 from splitreel.serve.jobs.view import JobView
 from splitreel.serve.studio import shown
 from splitreel.serve.studio.cluster import Cluster, condition
-from splitreel.serve.studio.form import SIZES, Form, form_of, request_of
+from splitreel.serve.studio.form import NO_ADAPTERS, SIZES, Form, form_of, request_of
 from splitreel.serve.studio.uploads import Uploads, kind_of
 
 logger = get_logger(__name__)
@@ -164,7 +164,9 @@ class Studio:
                 0, label="Priority", info="1 = a minute.", precision=0, minimum=-100, maximum=100, min_width=95
             )
         with gr.Row(visible=False) as self._adapters:
-            made["lora"] = gr.Dropdown([], value=[], multiselect=True, label="LoRA", info="None chosen: the default.")
+            made["lora"] = gr.Dropdown(
+                [], value=[], multiselect=True, label="LoRA", info="Nothing chosen: the server's own."
+            )
             made["lora_scale"] = gr.Number(1.0, label="LoRA scale", min_width=130)
         self._make = gr.Button("Make the film", variant="primary", elem_id="sr-make")
         return made
@@ -252,7 +254,10 @@ class Studio:
         """Offer the adapters that are loaded."""
         session = self._service.deployment.session
         names = [info.name for info in session.lora.list()] if session is not None else []
-        return [gr.update(visible=bool(names)), gr.update(choices=names)]
+        return [
+            gr.update(visible=bool(names)),
+            gr.update(choices=[("none", NO_ADAPTERS), *((name, name) for name in names)]),
+        ]
 
     # ------------------------------------------------------------------------------------------------------------------------
 
