@@ -129,11 +129,8 @@ def start_node(side: Side, number: int, address: str, folder: Path, environment:
 
 
 @contextmanager
-def two_machines() -> Iterator[Cable]:
-    """Nodes at 10.77.0.1 (the head) and, link-local, as fabrics without an address server have it, 169.254.77.2.
-
-    Raises Unavailable.
-    """
+def joined(*nets: str) -> Iterator[tuple[Side, Side]]:
+    """Two namespaces and a cable; each side has the address NET.1 or NET.2 of every net. Raises Unavailable."""
     for tool, package in (("ip", "iproute2"), ("unshare", "util-linux"), ("hostname", "hostname")):
         if shutil.which(tool) is None:
             raise Unavailable(f"needs {tool} (Debian: {package})")
@@ -149,19 +146,29 @@ def two_machines() -> Iterator[Cable]:
             raise Unavailable(f"needs root and network namespaces: {getattr(error, 'stderr', error)}") from error
         for side in (a, b):
             side.ip("link", "set", "lo", "up")
-            for net in ("10.77.0", "169.254.77"):
+            for net in nets:
                 side.ip("addr", "add", f"{net}.{side.number}/24", "dev", side.device)
             side.ip("link", "set", side.device, "up")
+            undo.callback(side.end)
+        yield a, b
+
+
+@contextmanager
+def two_machines() -> Iterator[Cable]:
+    """Nodes at 10.77.0.1 (the head) and, link-local, as fabrics without an address server have it, 169.254.77.2.
+
+    Raises Unavailable.
+    """
+    with ExitStack() as undo:
         folder = Path(tempfile.mkdtemp(prefix="sr-", dir="/tmp"))
         undo.callback(shutil.rmtree, folder, ignore_errors=True)
+        a, b = undo.enter_context(joined("10.77.0", "169.254.77"))
         environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
             "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), str(SOURCES)]),
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
         }
-        for side in (a, b):
-            undo.callback(side.end)
         start_node(a, 0, "10.77.0.1", folder, environment)
         start_node(b, 1, "169.254.77.2", folder, environment)
         yield Cable(a, b, environment, folder)
