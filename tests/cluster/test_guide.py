@@ -82,7 +82,8 @@ def test_from_nothing_to_a_film(machines: tuple[Machine, Machine]) -> None:
     commands, *after = lines_of_the_page("splitreel cluster commands").splitlines()
     printed = a.paste(commands).split("\n\n")
     on_a, on_b, on_mine = (part.split("\n", 1)[1] for part in printed)
-    assert printed[0].startswith(f"# on {NET}.1") and printed[1].startswith(f"# on {NET}.2")
+    assert printed[0].startswith(f"# on {NET}.1")
+    assert printed[1].startswith(f"# on {NET}.2")
     assert "ssh " in on_a
     a.paste("\n".join(line for line in on_a.splitlines() if not line.startswith("ssh ")))
     token = Path(".ray", "auth_token")
