@@ -50,6 +50,18 @@ def checked_scale(scale: object, where: str) -> float:
     return float(scale)
 
 
+def checked_alpha(alpha: object, where: str) -> float:
+    """A finite number other than 0. Raises InvalidRequest: with alpha 0 an adapter would change nothing."""
+    number = checked_scale(alpha, where)
+    if number == 0.0:
+        raise InvalidRequest(
+            f"{where}: expected a number other than 0, found 0, with which the adapter changes nothing. Give the alpha that it "
+            "was trained with; to use it for some requests only, set its scale.",
+            field="lora",
+        )
+    return number
+
+
 def as_uses(entries: object) -> tuple[LoraUse, ...]:
     """A request's `lora` in its one form: each name once, sorted, so that one set is one sum to the last bit."""
     if isinstance(entries, str | LoraUse | Mapping) or not isinstance(entries, Sequence):
@@ -93,6 +105,21 @@ class InstallAdapter:
     config: Mapping[str, Any] = field(default_factory=dict)
     alpha: float | None = None
     allow_unmatched: bool = False
+
+
+@dataclass(frozen=True)
+class AdapterOutline:
+    """An adapter's file without its weights: enough to say whether it fits.
+
+    `tensors`: dtype (as safetensors writes it) and shape by key; `numbers`: values of those with one element, such as
+    alphas; `num_bytes`: what it will take on each worker.
+    """
+
+    order: InstallAdapter
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]]
+    numbers: Mapping[str, float]
+    metadata: Mapping[str, str]
+    num_bytes: int
 
 
 @dataclass(frozen=True)

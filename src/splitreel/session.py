@@ -34,6 +34,7 @@ from splitreel.observe.sinks import open_sinks
 from splitreel.observe.spans import SpanRecord, SpanRecorder, TraceContext
 from splitreel.observe.timings import timings_of
 from splitreel.request import Effective, GenerateRequest, GenerateResult
+from splitreel.roles.adapters.outlines import outlines_of
 from splitreel.roles.checkpoint import open_checkpoint
 from splitreel.roles.definition import ModelDefinition
 from splitreel.session_aio import AsyncSession
@@ -57,12 +58,15 @@ class Session:
     def __init__(
         self, config: Config, *, on_load: OnLoad | None = None, model: ModelDefinition | None = None, wait: bool = True
     ) -> None:
-        """Place, check and load; returns when every role is resident. Raises ConfigError, ClusterError, CheckpointError.
+        """Place, check and load; returns when all is resident. Raises ConfigError, ClusterError, CheckpointError, AdapterError.
 
         `model`: the programs of the stages, MiniMax-H3's own unless another one is given that takes its requests.
         `wait=False` is for `AsyncSession.open`, which does the rest.
         """
         self.config = config
+        model = model or MiniMaxH3()
+        served = {workflow: model.adapted_component(workflow) for workflow in config.model.workflows}
+        adapters = outlines_of(config.lora, served.values())
         self.aio = AsyncSession(self)
         self.lora = SessionLora(lambda: self._adapters, self._wait)
         sinks = open_sinks(config.trace.file, config.trace.otlp_endpoint)
@@ -71,9 +75,8 @@ class Session:
         self._thread.start()
         self._closed = False
         settings = config.engine
-        model = model or MiniMaxH3()
         self._engine = Engine(
-            make_backend(model, config),
+            make_backend(model, config, adapters),
             Limits(config.max_in_flight, settings.max_waiting, settings.retries, look_ahead=settings.look_ahead),
             Deadlines(
                 start=settings.start_timeout,
@@ -84,7 +87,6 @@ class Session:
             sinks,
             record_spans=config.trace.record,
         )
-        served = {workflow: model.adapted_component(workflow) for workflow in config.model.workflows}
         self._adapters = Adapters(self._engine.backend, served, settings.start_timeout, settings.stage_timeout)
         self._opening: asyncio.Task[None] | None = None
         if wait:
@@ -302,7 +304,6 @@ class JobHandle:
 
     def status(self) -> JobStatus:
         """Queued (with its position), running (with stage and step), completed, failed or cancelled."""
-
         if self._job.future.done():
             return self._job.status()  # nothing changes any more, also after the session was closed
 

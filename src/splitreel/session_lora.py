@@ -42,7 +42,7 @@ class SessionLora:
         scale: float = 1.0,
         **options: Unpack[LoadOptions],
     ) -> LoraReceipt:
-        """Load a safetensors file, a folder with one, or a hub id (`owner/name`, `owner/name/file.safetensors`).
+        """Load a safetensors file, a folder with one, or a hub id (`owner/name`, `hf://owner/name/file.safetensors`).
 
         `name`: what requests call it, by default the file's. `scale`: for requests that name no adapters. Options: see
         `LoadOptions`.

@@ -417,6 +417,16 @@ def _twice(tensors: dict[str, Tensor]) -> None:
     tensors["diffusion_model.proj_in.lora_A.weight"] = torch.zeros(4, 96)
 
 
+def _no_alpha(tensors: dict[str, Tensor]) -> None:
+    tensors["proj_in.alpha"] = torch.tensor(0.0)
+
+
+def _zeros(tensors: dict[str, Tensor]) -> None:
+    """As peft writes an adapter that was not trained."""
+    for key in [name for name in tensors if "lora_B" in name]:
+        tensors[key].zero_()
+
+
 def _other_naming_too(tensors: dict[str, Tensor]) -> None:
     tensors["video_patch_proj.lora_A.weight"] = torch.zeros(4, 96)
     tensors["video_patch_proj.lora_B.weight"] = torch.zeros(64, 4)
@@ -439,6 +449,11 @@ REFUSED: dict[str, tuple[Callable[[dict[str, Tensor]], None], str]] = {
     "wrong size": (_wrong_size, r"adaln_proj\.linear\.lora_A\.weight of shape \(rank, 32\), found \(2, 8\).*pruned"),
     "nan": (_nan, r"expected finite values in proj_in\.lora_B\.weight, found NaN"),
     "infinite alpha": (_infinite, r"expected finite values in proj_in\.alpha"),
+    "alpha 0": (
+        _no_alpha,
+        r"proj_in: expected an alpha other than 0, found 0 in tensors: the update would change nothing",
+    ),
+    "nothing but zeros": (_zeros, r"expected updates that change something, found zeros only in \d+ keys"),
     "unknown head": (_unknown_head, r"found 2 of \d+ that do not: new_head\.lora_A\.weight, new_head\.lora_B"),
     "gates": (
         _gates,
@@ -514,6 +529,12 @@ def test_alpha_of_ones_own(bench: Bench, factors: Factors, tmp_path: Path) -> No
     assert (receipt.alphas, receipt.alpha_source) == ((ALPHA,), "given")
     assert distance(bench.denoise("t2va", (adapter, 1.0)), bench.made_by_hand("t2va", by_hand(factors))) <= 1e-5
     bench.drop(adapter)
+    for metadata, where in (
+        ({"alpha": "0"}, "metadata"),
+        (diffusers_metadata("transformer", lora_alpha=0), "metadata"),
+    ):
+        with pytest.raises(AdapterError, match=f"expected an alpha other than 0, found 0 in {where}.*alpha=..."):
+            bench.install(write(tmp_path / "b.safetensors", tensors_of(factors), metadata))
     with pytest.raises(AdapterError, match="expected a number as alpha in metadata, found 'big'"):
         bench.install(write(tmp_path / "b.safetensors", tensors_of(factors), {"alpha": "big"}))
 

@@ -6,7 +6,7 @@ import asyncio
 import json
 import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -245,5 +245,59 @@ def test_adapters_of_the_config(files: tuple[dict[str, Path], dict[str, Factors]
         assert [(item.name, item.scale) for item in session.lora.list()] == [("style", 0.5)]
         assert session.check(request()).lora == (LoraUse("style", 0.5),)
     bad = parse_config({**plain, "lora": {"style": {"path": "nowhere/at/all.bin"}}})
-    with pytest.raises(AdapterError, match="could not be fetched from the hub"):
+    with pytest.raises(AdapterError, match=r"found 'nowhere/at/all\.bin', which is nothing on this machine"):
         Session(bad)
+
+
+Spoil = Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
+FLUX = {f"transformer.single_transformer_blocks.0.attn.to_q.lora_{half}.weight": torch.ones(4, 4) for half in "AB"}
+FOREIGN: dict[str, tuple[Spoil, str]] = {
+    "another model's": (lambda good: FLUX, "found none among 2 keys: transformer.single_transformer_blocks.0"),
+    "of other sizes": (
+        lambda good: {**good, "proj_in.lora_A.weight": torch.ones(4, 8)},
+        r"expected proj_in\.lora_A\.weight of shape \(rank, 96\), found \(4, 8\)",
+    ),
+    "for the other transformer": (
+        lambda good: {f"transformer_ref.{key}": value for key, value in good.items()},
+        "keys that begin with transformer_ref",
+    ),
+    "with a key too many": (
+        lambda good: {**good, "transformer_blocks.0.attn.to_gate_compress.set_weight": torch.ones(128, 64)},
+        "found 1 of .* do not: transformer_blocks.0.attn.to_gate_compress.set_weight .*has no gates",
+    ),
+    "with alpha 0": (
+        lambda good: {**good, "proj_in.alpha": torch.tensor(0.0)},
+        "proj_in: expected an alpha other than 0",
+    ),
+    "a checkpoint": (lambda good: {"proj_in.weight": torch.ones(4, 4)}, "It is no adapter"),
+}
+
+
+@pytest.mark.parametrize("kind", list(FOREIGN))
+def test_a_foreign_file_is_refused_before_anything_loads(
+    tmp_path: Path, files: tuple[dict[str, Path], dict[str, Factors]], kind: str
+) -> None:
+    spoil, words = FOREIGN[kind]
+    path = write(tmp_path / "foreign.safetensors", spoil(tensors_of(files[1]["one"])))
+    config = parse_config({**roles_config("local").model_dump(), "lora": {"style": {"path": str(path)}}})
+    loaded: list[Any] = []
+    with pytest.raises(AdapterError, match=words) as caught:
+        Session(config, on_load=loaded.append)
+    assert loaded == []
+    assert f"lora style, {path}: " in str(caught.value)
+
+
+def test_what_is_closed_on_a_role_is_known_before_it_loads(
+    tmp_path: Path, files: tuple[dict[str, Path], dict[str, Factors]]
+) -> None:
+    """AdaLN as tables, and quantised projections, take no updates; the same words as after loading."""
+    loaded: list[Any] = []
+    for memory, words in (
+        ({"adaln": "tables"}, "this worker holds AdaLN as tables"),
+        ({"quantization": {"transformer": "int8"}}, "its weights are quantised on this worker"),
+    ):
+        plain = roles_config("local", dit={"memory": memory}).model_dump()
+        config = parse_config({**plain, "lora": {"style": {"path": str(files[0]["one"])}}})
+        with pytest.raises(AdapterError, match=words):
+            Session(config, on_load=loaded.append)
+    assert loaded == []

@@ -8,6 +8,7 @@ import socket
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from splitreel.cluster.replies import NodeFacts, WorkerFacts, reply_value, versi
 from splitreel.config import Config
 from splitreel.engine.backend import BeforeServing, Listener, StageReceipt, WorkerHealth, WorkerInfo, as_it_is, hop_into
 from splitreel.errors import WorkerLost
-from splitreel.lora import AdapterOrder, FuseAdapters, LoraReceipt
+from splitreel.lora import AdapterOrder, AdapterOutline, FuseAdapters, LoraReceipt
 from splitreel.observe.progress import LoadProgress, Progress
 from splitreel.observe.spans import SpanRecord, SpanRecorder
 from splitreel.request import Stage
@@ -31,7 +32,7 @@ from splitreel.wire import account
 class LocalBackend:
     """Workers as threads. Nothing can be lost here, so nothing is replaced."""
 
-    def __init__(self, model: ModelDefinition, config: Config) -> None:
+    def __init__(self, model: ModelDefinition, config: Config, adapters: Sequence[AdapterOutline] = ()) -> None:
         self._hosts: dict[str, WorkerHost] = {}
         self._infos: list[WorkerInfo] = []
         self._threads: dict[str, ThreadPoolExecutor] = {}
@@ -47,7 +48,7 @@ class LocalBackend:
         for role, settings in config.roles.items():
             for index in range(len(settings.placements)):
                 name = role if len(settings.placements) == 1 else f"{role}.{index}"
-                spec = config.role_spec(role)
+                spec = replace(config.role_spec(role), adapters=tuple(adapters))
                 node = NodeFacts(node_id=f"local-{name}", name=host_name)
                 self._hosts[name] = WorkerHost(model, spec, name, node)
                 self._threads[name] = ThreadPoolExecutor(1, thread_name_prefix=f"splitreel-{name}")

@@ -36,7 +36,7 @@ from splitreel.engine.backend import (
     hop_into,
 )
 from splitreel.errors import SplitreelError, WorkerLost
-from splitreel.lora import AdapterOrder, LoraReceipt
+from splitreel.lora import AdapterOrder, AdapterOutline, LoraReceipt
 from splitreel.observe.logs import get_logger
 from splitreel.observe.progress import LoadProgress, Progress
 from splitreel.observe.spans import SpanRecord, SpanRecorder
@@ -52,9 +52,9 @@ _CLOSE_TIMEOUT = 10.0
 class RayBackend:
     """Workers as Ray actors."""
 
-    def __init__(self, model: ModelDefinition, config: Config) -> None:
+    def __init__(self, model: ModelDefinition, config: Config, adapters: Sequence[AdapterOutline] = ()) -> None:
         self._config = config
-        self._members = {member.name: member for member in _members(model, config)}
+        self._members = {member.name: member for member in _members(model, config, adapters)}
         self._connection: Connection | None = None
         self._listener: Listener | None = None
         self._on_load: Callable[[LoadProgress], None] = lambda progress: None
@@ -242,9 +242,15 @@ def _bring(reference: Any, timeout: float, spans: SpanRecorder) -> Packed:
     return own
 
 
-def _members(model: ModelDefinition, config: Config) -> list[Member]:
+def _members(model: ModelDefinition, config: Config, adapters: Sequence[AdapterOutline]) -> list[Member]:
     return [
-        Member(model, config.role_spec(role), wish, config.roles[role].env, config.engine)
+        Member(
+            model,
+            replace(config.role_spec(role), adapters=tuple(adapters)),
+            wish,
+            config.roles[role].env,
+            config.engine,
+        )
         for role, wishes in wishes_of(config).items()
         for wish in wishes
     ]

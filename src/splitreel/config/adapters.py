@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from splitreel.config.section import Section
 from splitreel.lora import LoadOptions
@@ -14,7 +14,7 @@ class LoraConfig(Section):
     """One adapter; requests call it by its name in the config."""
 
     path: str = Field(
-        description="A safetensors file, a folder with one, or a hub id: owner/name or owner/name/file.safetensors.",
+        description="A safetensors file, a folder with one, or a hub id: owner/name, or hf://owner/name/file.safetensors.",
         min_length=1,
     )
     scale: float = Field(default=1.0, allow_inf_nan=False, description="For requests that name no adapters.")
@@ -26,6 +26,13 @@ class LoraConfig(Section):
     allow_unmatched: bool = Field(
         default=False, description="Ignore keys that fit nothing instead of refusing the file."
     )
+
+    @field_validator("alpha")
+    @classmethod
+    def _not_nothing(cls, value: float | None) -> float | None:
+        if value == 0:
+            raise ValueError("expected a number other than 0, with which the adapter changes nothing")
+        return value
 
     def options(self) -> LoadOptions:
         """What is said beside path, name and scale."""

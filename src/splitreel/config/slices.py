@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from splitreel.lora import AdapterOutline
 from splitreel.request import Stage
 
 
@@ -72,7 +73,10 @@ class CacheSpec:
 
 @dataclass(frozen=True)
 class RoleSpec:
-    """What one worker is told, and all it is told. Picked field by field, so that nothing else can leak into it."""
+    """What one worker is told, and all it is told. Picked field by field, so that nothing else can leak into it.
+
+    `adapters`: outlines of those that the session will load, to be checked before anything is.
+    """
 
     role: str
     stages: tuple[Stage, ...]
@@ -88,6 +92,7 @@ class RoleSpec:
     cache: CacheSpec | None = None
     compile: tuple[str, ...] = ()
     schedule: ScheduleSpec | None = None
+    adapters: tuple[AdapterOutline, ...] = ()
     trace_record: bool = True
     trace_sync: bool = False
     trace_nvtx: bool = False

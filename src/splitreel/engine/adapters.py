@@ -28,11 +28,11 @@ from splitreel.lora import (
     LoraInfo,
     LoraReceipt,
     LoraUse,
-    checked_scale,
+    checked_alpha,
 )
 from splitreel.observe.logs import get_logger
 from splitreel.request import Stage
-from splitreel.roles.adapters.files import AdapterContent, read_adapter
+from splitreel.roles.adapters.files import AdapterContent, read_adapter, target_of
 
 logger = get_logger(__name__)
 
@@ -163,7 +163,7 @@ class Adapters:
         use = LoraUse(name, scale)
         alpha = options.get("alpha")
         if alpha is not None:
-            checked_scale(alpha, "lora alpha")
+            checked_alpha(alpha, "lora alpha")
         async with self._lock:
             if name in self._state.loaded:
                 raise AdapterError(
@@ -291,16 +291,8 @@ class Adapters:
         return {self._component_of[workflow] for workflow in worker.workflows if workflow in self._component_of}
 
     def _target(self, content: AdapterContent, asked: str | None) -> str:
-        """Asked for, named by the file, or else the first that is served."""
         served = list(dict.fromkeys(self._component_of.values()))
-        named = content.names(served)
-        target = asked or (named.pop() if len(named) == 1 else served[0])
-        if target not in served:
-            raise AdapterError(
-                f"lora {content.source}: expected a target that this deployment denoises with ({' or '.join(served)}), found "
-                f"{target!r}. Change target, or model.workflow in the config."
-            )
-        return target
+        return target_of(content.source, content.names(served), asked, served)
 
     async def _workers(self, target: str | None) -> list[str]:
         """Those that hold the target (or any), lost ones left out: they get everything before they serve again."""

@@ -60,12 +60,17 @@ class Recipe:
         return stored.num_elements * dtype.itemsize
 
 
+def unfilled(recipe: Recipe) -> nn.Module:
+    """The component without its weights: modules, names and shapes, on the meta device."""
+    with LIBRARIES, quiet(), _NothingAllocated():
+        return recipe.skeleton()
+
+
 def load_module(recipe: Recipe, checkpoint: Checkpoint, component: str, device: torch.device) -> nn.Module:
     """Build and fill a component on its device: what is held afterwards is all that was ever held, but for a buffer of
     `weights.BUFFER_BYTES`. Raises CheckpointError.
     """
-    with LIBRARIES, quiet(), _NothingAllocated():
-        module = recipe.skeleton()
+    module = unfilled(recipe)
     wanted = [
         (stored, dtype)
         for stored in stored_tensors(checkpoint, component)

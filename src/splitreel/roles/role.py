@@ -14,6 +14,7 @@ from splitreel.errors import MissingComponent, SplitreelError
 from splitreel.observe.logs import get_logger
 from splitreel.observe.spans import Place, SpanRecorder
 from splitreel.request import Stage
+from splitreel.roles.adapters.check import check_adapters
 from splitreel.roles.adapters.rack import AdapterRack, make_rack
 from splitreel.roles.attention import Attention
 from splitreel.roles.checkpoint import Checkpoint, open_checkpoint
@@ -54,7 +55,8 @@ class Role:
     def prepare(self) -> GeometryFacts:
         """Find the files, check that they are whole, read the geometry, try the attention backends. Loads no weight.
 
-        Raises CheckpointError naming component and file, or WorkerNotReady for a backend that does not run here.
+        Raises CheckpointError naming component and file, AdapterError for an adapter that does not fit, or WorkerNotReady for
+        a backend that does not run here.
         """
         needs = self.model.components(self.spec.workflows, self.spec.stages)
         checkpoint = open_checkpoint(
@@ -65,6 +67,7 @@ class Role:
         checkpoint.check(needs)
         self._geometry = self.model.read_geometry(checkpoint, self.spec.workflows)
         self._checkpoint = checkpoint
+        check_adapters(self.model, self.spec, checkpoint)
         _check_device(self.spec.device)
         held = {need.name for need in needs}
         for component, kind in self.spec.memory.quantization:

@@ -20,7 +20,7 @@ from torch import Tensor
 from splitreel.errors import IncompleteCheckpoint
 from splitreel.roles.checkpoint import Checkpoint, check_safetensors
 
-_DTYPES = {
+DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
     "F16": torch.float16,
@@ -71,10 +71,10 @@ def stored_tensors(checkpoint: Checkpoint, component: str) -> list[StoredTensor]
 
 def _dtype(entry: dict[str, Any], path: Path, component: str) -> torch.dtype:
     try:
-        return _DTYPES[entry["dtype"]]
+        return DTYPES[entry["dtype"]]
     except KeyError:
         raise IncompleteCheckpoint(
-            f"{component}: expected values of {', '.join(_DTYPES)} in {path}, found {entry['dtype']}. Use a checkpoint "
+            f"{component}: expected values of {', '.join(DTYPES)} in {path}, found {entry['dtype']}. Use a checkpoint "
             "that is not quantised on disk.",
             component=component,
             file=str(path),

@@ -42,6 +42,13 @@ class Alphas:
             alpha, source = float(rank), "equal to rank, as none is stated"
         if not math.isfinite(alpha):
             raise AdapterError(f"{module}: expected a finite alpha, found {alpha} in {source}.")
+        if alpha == 0.0:
+            # Read literally it is an update of nothing, as peft and diffusers do it; kohya's trainers read 0 as "equal to
+            # the rank". So it is never what was meant without a word.
+            raise AdapterError(
+                f"{module}: expected an alpha other than 0, found 0 in {source}: the update would change nothing. Say what it "
+                "was trained with: alpha=... (kohya's trainers take 0 for the rank)."
+            )
         self.sources.add(source)
         return alpha, alpha / (math.sqrt(rank) if self._root and self._given is None else rank)
 

@@ -61,6 +61,17 @@ class Bound:
 def bind(order: InstallAdapter, content: NDArray[Any], surface: Surface, components: Sequence[str]) -> Bound:
     """Bind a file's bytes. Raises AdapterError, and nothing has changed."""
     tensors, metadata = _parse(order, content)
+    return bind_tensors(order, tensors, metadata, surface, components)
+
+
+def bind_tensors(
+    order: InstallAdapter,
+    tensors: Mapping[str, Tensor],
+    metadata: Mapping[str, str],
+    surface: Surface,
+    components: Sequence[str],
+) -> Bound:
+    """The same for a file's tensors; of those on the meta device only keys and sizes are checked."""
     return _Binding(order, tensors, metadata, surface, sort_keys(tensors, components)).bound()
 
 
@@ -84,6 +95,7 @@ class _Binding:
         self._unmatched = list(keys.unmatched)
         self._closed: dict[str, str] = {}
         self._naming: set[str] = set()
+        self._acts = False
 
     def bound(self) -> Bound:
         surface, order, keys = self._surface, self._order, self._keys
@@ -114,6 +126,11 @@ class _Binding:
                 f"do not: {self._explained()}",
                 "Without them the film is not what the adapter was trained for. allow_unmatched=True ignores them.",
                 unmatched=sorted(self._unmatched),
+            )
+        if not self._acts:
+            self._refuse(
+                f"expected updates that change something, found zeros only in {len(self._tensors)} keys",
+                "It was saved before it was trained.",
             )
         modules = {name.rpartition(".")[0] for name in self._patches}
         num_bytes = sum({id(item): item.nbytes for item in self._all_tensors()}.values())
@@ -182,6 +199,7 @@ class _Binding:
             ("diff_bias", "bias", "diff"),
         ):
             if part in parts:
+                self._acts |= part == "set_weight" or _not_zero(parts[part])
                 self._bind_whole(entry.parts[part], parts[part], slots, parameter, field)
 
     def _bind_factors(self, entry: Entry, slots: tuple[Slot, ...], parts: Mapping[str, Tensor], alphas: Alphas) -> None:
@@ -197,6 +215,7 @@ class _Binding:
             self._refuse(f"expected {entry.parts['rank']} to say {rank}, found {float(parts['rank']):g}")
         stated = float(parts["alpha"]) if "alpha" in parts else None
         alpha, factor = alphas.factor(entry.module, rank, stated)
+        self._acts |= _not_zero(down) and _not_zero(up)
         self._alphas.add(alpha)
         self._ranks.add(rank)
         for slot in slots:
@@ -225,7 +244,7 @@ class _Binding:
             self._refuse(f"expected one number in {key}, found shape {tuple(tensor.shape)}")
         if not tensor.dtype.is_floating_point and tensor.numel() > 1:
             self._refuse(f"expected floating-point values in {key}, found {str(tensor.dtype).removeprefix('torch.')}")
-        if not bool(torch.isfinite(tensor.float()).all()):
+        if not tensor.is_meta and not bool(torch.isfinite(tensor.float()).all()):
             self._refuse(f"expected finite values in {key}, found NaN or infinity")
         return tensor
 
@@ -265,6 +284,10 @@ def _parse(order: InstallAdapter, content: NDArray[Any]) -> tuple[dict[str, Tens
             f"lora {order.name}, {order.source}: expected a safetensors file, found {error}.", file=order.source
         ) from error
     return tensors, metadata
+
+
+def _not_zero(tensor: Tensor) -> bool:
+    return tensor.is_meta or bool(tensor.any())
 
 
 def _some(keys: Sequence[str]) -> str:

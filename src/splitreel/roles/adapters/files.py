@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import re
 import struct
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from splitreel.roles.checkpoint import check_safetensors
 
 logger = logging.getLogger(__name__)
 
+_HUB = "hf://"
+_REPOSITORY = re.compile(r"[A-Za-z0-9_-][\w.-]*/[A-Za-z0-9_-][\w.-]*")
 CONFIG_FILE = "adapter_config.json"
 # What peft and diffusers call the file in a folder of its own.
 _USUAL = ("adapter_model.safetensors", "pytorch_lora_weights.safetensors")
@@ -36,8 +39,24 @@ class AdapterContent:
     def names(self, components: Collection[str]) -> set[str]:
         """Those of `components` that keys of the file begin with."""
         (length,) = struct.unpack("<Q", self.content[:8].tobytes())
-        keys = json.loads(self.content[8 : 8 + length].tobytes())
-        return {name for name in components if any(f".{name}." in f".{key}" for key in keys)}
+        return named_components(json.loads(self.content[8 : 8 + length].tobytes()), components)
+
+
+def named_components(keys: Collection[str], components: Collection[str]) -> set[str]:
+    """Those of `components` that some of an adapter's keys begin with, behind wrappers."""
+    return {name for name in components if any(f".{name}." in f".{key}" for key in keys)}
+
+
+def target_of(source: str, named: set[str], asked: str | None, served: Sequence[str]) -> str:
+    """The component that a file is for: asked for, `named` by its keys, or else the first that is served."""
+    target = asked or (next(iter(named)) if len(named) == 1 else served[0])
+    if target not in served:
+        raise AdapterError(
+            f"lora {source}: expected a target that this deployment denoises with ({' or '.join(served)}), found "
+            f"{target!r}. Change target, or model.workflow in the config.",
+            file=source,
+        )
+    return target
 
 
 def read_adapter(source: str) -> AdapterContent:
@@ -48,22 +67,26 @@ def read_adapter(source: str) -> AdapterContent:
         content = np.fromfile(path, np.uint8)
     except OSError as error:
         raise AdapterError(f"lora {source}: expected a readable file, found {error}.", file=str(path)) from error
-    return AdapterContent(source, hashlib.sha256(content.data).hexdigest(), _config_beside(path), content)
+    return AdapterContent(source, hashlib.sha256(content.data).hexdigest(), config_beside(path), content)
 
 
-def check_adapter(path: Path) -> None:
-    """Raise AdapterError unless the file is a whole safetensors file. Reads its header only."""
+def check_adapter(path: Path) -> dict[str, Any]:
+    """The header of a whole safetensors file; raises AdapterError for anything else."""
     try:
-        check_safetensors(path, component="lora")
+        return check_safetensors(path, component="lora")
     except CheckpointError as error:
         raise AdapterError(error.message, file=str(path)) from error
 
 
 def find_adapter(source: str) -> Path:
-    """The safetensors file that a path, a folder or a hub id (`owner/name`, `owner/name/file.safetensors`) means.
+    """The safetensors file that a path, a folder or a hub id (`owner/name`, `hf://owner/name/file.safetensors`) means.
 
-    Raises AdapterError. A hub id is downloaded, or taken from the cache when HF_HUB_OFFLINE is set.
+    Raises AdapterError. A hub id is downloaded, or taken from the cache when HF_HUB_OFFLINE is set. What looks like a path is
+    never asked of the hub: a typing error would fetch somebody else's file.
     """
+    on_hub = hub_file(source)
+    if on_hub is not None:
+        return _from_hub(*on_hub, source)
     path = Path(source).expanduser()
     if path.is_dir():
         return _only_file(path, source)
@@ -75,14 +98,29 @@ def find_adapter(source: str) -> Path:
                 file=str(path),
             )
         return path
-    parts = source.split("/")
-    if path.is_absolute() or source.startswith((".", "~")) or len(parts) < 2 or not all(parts):
-        raise AdapterError(
-            f"lora: expected a .safetensors file, a folder with one, or a hub id (owner/name), found {source!r}, which is "
-            "nothing on this machine.",
-            file=source,
-        )
-    return _from_hub("/".join(parts[:2]), "/".join(parts[2:]), source)
+    raise AdapterError(
+        f"lora: expected a .safetensors file or a folder with one, found {source!r}, which is nothing on this machine. Check "
+        "the path; what is on the hub is written owner/name or hf://owner/name/file.safetensors.",
+        file=source,
+    )
+
+
+def hub_file(source: str) -> tuple[str, str] | None:
+    """The hub's repository that `source` means, and the file in it or ""; None where it is a path, there or not.
+
+    A repository is `owner/name` where no folder of this machine has that beginning, or anything behind `hf://`.
+    """
+    if source.startswith(_HUB):
+        owner, _, rest = source.removeprefix(_HUB).partition("/")
+        name, _, file = rest.partition("/")
+        if not _REPOSITORY.fullmatch(f"{owner}/{name}"):
+            raise AdapterError(
+                f"lora: expected hf://owner/name or hf://owner/name/file.safetensors, found {source!r}.", file=source
+            )
+        return f"{owner}/{name}", file
+    path = Path(source).expanduser()
+    looks_like_one = _REPOSITORY.fullmatch(source) and path.suffix != ".safetensors"
+    return (source, "") if looks_like_one and not path.exists() and not path.parent.is_dir() else None
 
 
 def _only_file(folder: Path, source: str) -> Path:
@@ -118,7 +156,8 @@ def _from_hub(repo_id: str, file: str, source: str) -> Path:
     return root / file
 
 
-def _config_beside(path: Path) -> Mapping[str, Any]:
+def config_beside(path: Path) -> Mapping[str, Any]:
+    """What peft's configuration beside a file says; empty without one. Raises AdapterError."""
     beside = path.parent / CONFIG_FILE
     if not beside.is_file():
         return {}

@@ -32,6 +32,7 @@ from splitreel.roles.adapters.originals import Originals
 from splitreel.roles.adapters.patches import Term, Update, updated
 from splitreel.roles.checkpoint import Checkpoint
 from splitreel.roles.definition import ModelDefinition
+from splitreel.roles.loading import Recipe
 
 logger = get_logger(__name__)
 
@@ -220,13 +221,31 @@ def make_rack(
         name = model.adapted_component(workflow)
         if name in components and name not in adapted:
             module = components[name]
-            resolve, closed = model.adapter_surface(name, module)
-            shapes, quantised = parameters_of(module)
-            surface = Surface(name, shapes, resolve, {**quantised, **closed}, spec.device, free)
+            surface = surface_of(model, name, module, spec.device, free)
             adapted[name] = AdaptedComponent(
                 module, surface, Originals(checkpoint, name), always_write=name in spec.compile
             )
-    return AdapterRack(adapted, sorted({model.adapted_component(workflow) for workflow in model.workflows}))
+    return AdapterRack(adapted, prefixes_of(model))
+
+
+def prefixes_of(model: ModelDefinition) -> list[str]:
+    """The components that the keys of adapters may name."""
+    return sorted({model.adapted_component(workflow) for workflow in model.workflows})
+
+
+def surface_of(
+    model: ModelDefinition,
+    name: str,
+    module: nn.Module,
+    device: str,
+    free: Callable[[], int],
+    recipe: Recipe | None = None,
+) -> Surface:
+    """What adapters may change of a component. `recipe`: how it will be loaded, when `module` is not filled yet."""
+    resolve, closed = model.adapter_surface(name, module)
+    quantised = recipe.quantized if recipe is not None and recipe.quantization is not None else lambda tensor: False
+    shapes, not_plain = parameters_of(module, quantised)
+    return Surface(name, shapes, resolve, {**not_plain, **closed}, device, free)
 
 
 def acting(uses: Sequence[Applied]) -> tuple[Applied, ...]:
@@ -234,12 +253,14 @@ def acting(uses: Sequence[Applied]) -> tuple[Applied, ...]:
     return tuple((adapter, scale) for adapter, scale in uses if scale != 0.0)
 
 
-def parameters_of(module: nn.Module) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
+def parameters_of(
+    module: nn.Module, quantised: Callable[[str], bool] = lambda name: False
+) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
     """The shapes of the parameters that adapters can update, and why the modules of the others cannot be."""
     shapes: dict[str, tuple[int, ...]] = {}
     closed: dict[str, str] = {}
     for name, parameter in module.named_parameters():
-        plain = type(parameter) is nn.Parameter and type(parameter.data) is Tensor
+        plain = type(parameter) is nn.Parameter and type(parameter.data) is Tensor and not quantised(name)
         if (
             plain
             and parameter.ndim

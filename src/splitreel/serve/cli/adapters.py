@@ -8,7 +8,7 @@ from pathlib import Path
 from splitreel.config import Config, LoraConfig
 from splitreel.errors import InvalidRequest
 from splitreel.lora import LoraUse
-from splitreel.roles.adapters.files import check_adapter, find_adapter
+from splitreel.roles.adapters.files import check_adapter, find_adapter, hub_file
 from splitreel.serve.cli.failures import Refused
 from splitreel.serve.cli.inputs import Order
 
@@ -26,7 +26,7 @@ def read_adapters(texts: Sequence[str], config: Config) -> tuple[Config, tuple[L
         if source in config.lora:
             uses.append(LoraUse(source, config.lora[source].scale if scale is None else scale))
             continue
-        if Path(source).expanduser().exists() or source.count("/") == 0:
+        if hub_file(source) is None:
             check_adapter(find_adapter(source))
         name = Path(source).stem
         name = next(free for free in (name, *(f"{name}-{n}" for n in range(2, 100))) if free not in known)
