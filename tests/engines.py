@@ -25,14 +25,20 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [TESTS, os.environ.get("
 
 @asynccontextmanager
 async def opened(
-    folder: Path, address: str, roles: dict[str, Any] | None = None, model: Clockwork | None = None, **settings: Any
+    folder: Path,
+    address: str,
+    roles: dict[str, Any] | None = None,
+    model: Clockwork | None = None,
+    *,
+    transport: str = "object_store",
+    **settings: Any,
 ) -> AsyncIterator[Engine]:
     """An engine on Ray whose model has no components; `settings` are the config's engine section."""
     (folder / "modular_model_index.json").write_text("{}")
     config = parse_config(
         {
             "model": {"path": str(folder), "workflow": "t2va"},
-            "cluster": {"address": address},
+            "cluster": {"address": address, "transport": transport},
             "roles": roles or {"encoder_decoder": {}, "dit": {}},
             "engine": {
                 "heartbeat": 0.5,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import sys
@@ -13,10 +14,11 @@ import numpy as np
 import ray
 import ray._private.worker as ray_worker
 
+from splitreel.cluster.direct import Kept, keep, read
 from splitreel.cluster.host import WorkerHost
 from splitreel.cluster.journal import Entry
 from splitreel.cluster.replies import NodeFacts, Reply, WorkerFacts, versions
-from splitreel.cluster.transport import arrive
+from splitreel.cluster.transport import NIXL, OBJECT_STORE, arrive, transport_of
 from splitreel.config import RoleSpec
 from splitreel.engine.backend import WorkerHealth, hop_into
 from splitreel.lora import AdapterOrder
@@ -27,11 +29,6 @@ from splitreel.roles.definition import ModelDefinition
 from splitreel.wire import Packed
 
 
-# Stages have the default group's single thread; the control group answers while a stage computes. One of its threads
-# is taken by the driver's standing `watch`, and after a lost answer for a while by the one before it.
-@ray.remote(  # type: ignore[call-overload]
-    num_cpus=0, max_restarts=0, max_task_retries=0, max_concurrency=1, concurrency_groups={"control": 8}
-)
 class WorkerActor:
     """One worker process."""
 
@@ -48,7 +45,8 @@ class WorkerActor:
         set_up_worker_log()
         context = ray.get_runtime_context()
         node = NodeFacts(node_id=context.get_node_id(), name=ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
-        self._host = WorkerHost(model, spec, name, node, environment)
+        self._transport = spec.transport
+        self._host = WorkerHost(model, spec, name, node, environment, transport_of(spec.transport))
         get_logger(__name__).info(
             "worker %s on %s, pid %d, python %s, %s, environment %s",
             name,
@@ -77,13 +75,18 @@ class WorkerActor:
         return self._host.load()
 
     @ray.method(num_returns=2)
-    def run_stage(
-        self, stage: Stage, request_id: str, nested: list[Any], hop_timeout: float
-    ) -> tuple[Packed | None, Reply]:
+    def run_stage(self, stage: Stage, request_id: str, nested: list[Any], hop_timeout: float) -> tuple[Any, Reply]:
         """Run a stage from the payload behind the one reference in `nested`."""
 
         def arrival(control: StageControl) -> Callable[[], Packed]:
-            return arrive(nested[0], hop=hop_into(stage), timeout=hop_timeout, spans=control.spans, check=control.check)
+            return arrive(
+                nested[0],
+                hop=hop_into(stage),
+                timeout=hop_timeout,
+                spans=control.spans,
+                check=control.check,
+                transport=self._transport if stage.previous is not None else OBJECT_STORE,
+            )
 
         return self._host.run_stage(stage, request_id, arrival)
 
@@ -123,6 +126,34 @@ class WorkerActor:
         return len(ray.get(ready[0], timeout=timeout)) if ready else 0
 
     @ray.method(concurrency_group="control")
+    def offer_direct(self, num_bytes: int) -> Kept:
+        """The same, in this process's memory."""
+        return keep(Packed(b"", (np.zeros(num_bytes, np.uint8),)))
+
+    @ray.method(concurrency_group="control")
+    def accept_direct(self, nested: list[Any], timeout: float) -> int:
+        """Read a probe object from the memory of the worker that keeps it; its bytes. Raises as `direct.read` does."""
+        return read(ray.get(nested[0], timeout=timeout), timeout=timeout, check=lambda: None).num_bytes
+
+    @ray.method(concurrency_group="control")
     def shut(self) -> None:
         """Let the components go."""
         self._host.close()
+
+
+@functools.cache
+def actor_class(transport: str) -> Any:
+    """The worker as an actor class of Ray.
+
+    Stages have the default group's single thread; the control group answers while a stage computes. One of its threads is
+    taken by the driver's standing `watch`, and after a lost answer for a while by the one before it. Direct transport
+    adds two threads of Ray's own, which free what was kept.
+    """
+    return ray.remote(  # type: ignore[call-overload]
+        num_cpus=0,
+        max_restarts=0,
+        max_task_retries=0,
+        max_concurrency=1,
+        concurrency_groups={"control": 8},
+        enable_tensor_transport=transport == NIXL,
+    )(WorkerActor)

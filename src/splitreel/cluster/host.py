@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -36,6 +36,18 @@ logger = get_logger(__name__)
 
 T = TypeVar("T")
 
+
+@dataclass(frozen=True)
+class Transport:
+    """How payloads go on to other workers. `ready` raises WorkerNotReady, given the worker's name, where that is not possible;
+    `hand_on` gives what `run_stage` returns. The film, which goes to the driver, stays as it is packed.
+    """
+
+    name: str = "memory"
+    ready: Callable[[str], object] = lambda worker: None
+    hand_on: Callable[[Packed], Any] = lambda packed: packed
+
+
 # Waits until a stage's payload is on this machine, and gives what reads it.
 Arrive = Callable[[StageControl], Callable[[], Packed]]
 
@@ -50,12 +62,14 @@ class WorkerHost:
         name: str,
         node: NodeFacts,
         environment: dict[str, str] | None = None,
+        transport: Transport | None = None,
     ) -> None:
         """`environment`: what was set for this worker, secrets masked; health shows it."""
         self.name = name
         self.node = node
         self._spec = spec
         self._environment = dict(environment or {})
+        self._transport = transport or Transport()
         self.place = Place(name, spec.role, node.name)
         self._role = Role(model, spec)
         self._device = Device()
@@ -69,9 +83,12 @@ class WorkerHost:
         self._loads = 0
 
     def prepare(self) -> Reply:
-        """Check files and read the geometry; a `WorkerFacts`, or a CheckpointError or WorkerNotReady, which say where."""
+        """Check files and transport and read the geometry; a `WorkerFacts`, or a CheckpointError or WorkerNotReady, which say
+        where.
+        """
 
         def work() -> WorkerFacts:
+            self._transport.ready(self.name)
             geometry = self._role.prepare()
             self._device = trace_device(self._spec)
             return WorkerFacts(
@@ -107,9 +124,9 @@ class WorkerHost:
 
         return replace(self._reply("load", work), spans=spans.finish())
 
-    def run_stage(self, stage: Stage, request_id: str, arrive: Arrive) -> tuple[Packed | None, Reply]:
-        """Take a payload and run a stage. The payload made (None on failure) and a Reply with a StageReceipt, apart, so
-        that the receipt can be read without the payload.
+    def run_stage(self, stage: Stage, request_id: str, arrive: Arrive) -> tuple[Any, Reply]:
+        """Take a payload and run a stage. The payload made, as the transport hands it on (None on failure), and a Reply with
+        a StageReceipt, apart, so that the receipt can be read without the payload.
         """
         spans = SpanRecorder(
             self.place, request_id=request_id, stage=stage, device=self._device, enabled=self._spec.trace_record
@@ -140,7 +157,7 @@ class WorkerHost:
         self._stages_done += 1
         return made, Reply(value=receipt, events=self._journal.untaken())
 
-    def _take_and_run(self, stage: Stage, arrive: Arrive, control: StageControl) -> tuple[Packed, StageReceipt]:
+    def _take_and_run(self, stage: Stage, arrive: Arrive, control: StageControl) -> tuple[Any, StageReceipt]:
         spans = control.spans
         control.check()
         materialize = arrive(control)
@@ -155,6 +172,8 @@ class WorkerHost:
             result = self._role.run(stage, payload, control)
             with spans.span("pack"):
                 made = pack(result)
+                if stage.following is not None:
+                    made = self._transport.hand_on(made)
         return made, StageReceipt(
             request_id=control.request_id,
             stage=stage,
@@ -204,6 +223,7 @@ class WorkerHost:
             environment=self._environment,
             attention=self._role.attention.in_force(),
             python=sys.executable,
+            transport=self._transport.name,
         )
 
     def close(self) -> None:

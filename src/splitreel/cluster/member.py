@@ -11,7 +11,7 @@ import ray
 from ray.exceptions import ActorUnschedulableError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from splitreel.cluster.actor import WorkerActor
+from splitreel.cluster.actor import actor_class
 from splitreel.cluster.answers import as_future, reason
 from splitreel.cluster.environment import shown, split, worker_environment
 from splitreel.cluster.host import slow
@@ -85,11 +85,15 @@ class Member:
         self._lost = asyncio.get_running_loop().create_future()
         self.silent = False
         plain, secrets = split(self._env)
-        self._actor = WorkerActor.options(  # type: ignore[attr-defined]
-            num_gpus=self.wish.gpus,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False),
-            runtime_env={"env_vars": plain} if plain else None,
-        ).remote(self._model, self.spec, self.name, shown(self._env), secrets)
+        self._actor = (
+            actor_class(self.spec.transport)
+            .options(
+                num_gpus=self.wish.gpus,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False),
+                runtime_env={"env_vars": plain} if plain else None,
+            )
+            .remote(self._model, self.spec, self.name, shown(self._env), secrets)
+        )
         facts: WorkerFacts = await self._ask(
             self._actor.prepare.remote(), self._settings.worker_timeout, "check its files"
         )

@@ -24,6 +24,12 @@ if TYPE_CHECKING:
 PROBE_BYTES = 1 << 20
 DRIVER = "driver"
 
+_REMEDY = "Open Ray's ports in that direction, or give each node the address that others reach."
+_DIRECT_REMEDY = (
+    "UCX, beneath nixl, chooses ports and interfaces itself: open all ports between the nodes, name the interface (env: "
+    "{UCX_NET_DEVICES: eth0} of each role), or set cluster.transport: object_store."
+)
+
 
 async def knock(placed: Mapping[str, Node], timeout: float) -> None:
     """Raise ClusterError naming the nodes whose ports do not answer this machine: no call would ever reach a worker.
@@ -48,8 +54,8 @@ async def knock(placed: Mapping[str, Node], timeout: float) -> None:
     )
 
 
-async def probe(members: Sequence[Member], timeout: float) -> None:
-    """Raise ClusterError naming each direction that failed."""
+async def probe(members: Sequence[Member], timeout: float, *, direct: bool = False) -> None:
+    """Raise ClusterError naming each direction that failed. `direct`: workers read from each other's memory as well."""
     offers: dict[str, Any] = {DRIVER: ray.put(np.zeros(PROBE_BYTES, np.uint8))}
     for member in members:
         offers[member.name] = member.actor.offer.remote(PROBE_BYTES)
@@ -62,21 +68,33 @@ async def probe(members: Sequence[Member], timeout: float) -> None:
     checks += [_to_driver(member.name, offers[member.name], timeout) for member in members]
     failures = [failure for failure in await asyncio.gather(*checks) if failure is not None]
     _raise(failures, f"{PROBE_BYTES >> 20} MiB to pass between all roles", timeout)
+    if direct:
+        kept = {member.name: member.actor.offer_direct.remote(PROBE_BYTES) for member in members}
+        checks = [
+            _to_member(source, kept[source], member, timeout, direct=True)
+            for member in members
+            for source in kept
+            if source != member.name
+        ]
+        failures = [failure for failure in await asyncio.gather(*checks) if failure is not None]
+        _raise(failures, f"nixl to read {PROBE_BYTES >> 20} MiB from each worker's memory", timeout, _DIRECT_REMEDY)
 
 
-def _raise(failures: list[str], expected: str, timeout: float) -> None:
+def _raise(failures: list[str], expected: str, timeout: float, remedy: str = _REMEDY) -> None:
     if failures:
         raise ClusterError(
-            f"link: expected {expected} within {timeout:g} s, found that it did not: {'; '.join(failures)}. Open Ray's "
-            "ports in that direction, or give each node the address that others reach.",
+            f"link: expected {expected} within {timeout:g} s, found that it did not: {'; '.join(failures)}. {remedy}",
             failures=failures,
         )
 
 
-async def _to_member(source: str, reference: Any, member: Member, timeout: float) -> str | None:
+async def _to_member(
+    source: str, reference: Any, member: Member, timeout: float, *, direct: bool = False
+) -> str | None:
+    accept = member.actor.accept_direct if direct else member.actor.accept
     direction = f"{source} → {member.name} ({member.node.address if member.node else '?'})"
     try:
-        received = await asyncio.wait_for(as_future(member.actor.accept.remote([reference], timeout)), timeout + 5)
+        received = await asyncio.wait_for(as_future(accept.remote([reference], timeout)), timeout + 5)
     except TimeoutError:
         return f"{direction}: no answer"
     except RayError as error:

@@ -23,7 +23,7 @@ from splitreel.cluster.member import Member
 from splitreel.cluster.placement import Node, place, wishes_of
 from splitreel.cluster.probe import knock, probe
 from splitreel.cluster.replies import versions
-from splitreel.cluster.transport import arrive
+from splitreel.cluster.transport import NIXL, arrive
 from splitreel.config import Config
 from splitreel.engine.backend import (
     BeforeServing,
@@ -94,7 +94,7 @@ class RayBackend:
         check_memory(facts)
         for line in spill_warnings(facts):
             logger.warning("%s", line)
-        await probe(members, self._config.engine.probe_timeout)
+        await probe(members, self._config.engine.probe_timeout, direct=cluster.transport == NIXL)
         await _all([member.load() for member in members])
         self._started = True
 

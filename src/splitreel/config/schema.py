@@ -110,8 +110,20 @@ class ClusterConfig(Section):
         hint = f" Did you mean {near[0]}?" if near else ""
         raise ValueError(f"expected HOST:PORT, auto, embedded or local, found {value!r}.{hint}")
 
-    transport: Literal["object_store"] = "object_store"
+    transport: Literal["object_store", "nixl"] = Field(
+        default="object_store",
+        description="How payloads go from worker to worker: through Ray's object store, or nixl: read from the producer's "
+        "memory, by RDMA where there is some (extra nixl, on every node; alpha in Ray).",
+    )
     nodes: int = Field(default=2, ge=1, le=16, description="embedded only: how many nodes to start.")
+
+    @model_validator(mode="after")
+    def _transport_has_a_way(self) -> ClusterConfig:
+        if self.address == "local" and self.transport != "object_store":
+            raise ValueError(
+                f"transport: expected none with address local, where all is in one process, found {self.transport}"
+            )
+        return self
 
 
 class RoleConfig(Section):
@@ -321,6 +333,7 @@ class Config(Section):
             prompt_cache_bytes=settings.prompt_cache_bytes,
             attention=settings.attention.spec(preset.vsa if preset else None),
             schedule=preset.schedule if preset else None,
+            transport=self.cluster.transport,
             memory=settings.memory.spec(),
             cache=settings.cache.spec() if settings.cache is not None else None,
             compile=settings.compile.components(),

@@ -93,6 +93,7 @@ class RoleSpec:
     compile: tuple[str, ...] = ()
     schedule: ScheduleSpec | None = None
     adapters: tuple[AdapterOutline, ...] = ()
+    transport: str = "object_store"
     trace_record: bool = True
     trace_sync: bool = False
     trace_nvtx: bool = False

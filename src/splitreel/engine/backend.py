@@ -34,6 +34,7 @@ class WorkerHealth:
     """What a worker says of itself. `state`: `loading`, `ready`, `lost`. `components`: resident bytes of each.
 
     `attention`: the backend in force in each part, such as `{"transformer": "flash_3", "transformer.refiner": "native"}`.
+    `transport`: how payloads leave it for other workers: `object_store`, `nixl`, or `memory` within one process.
     """
 
     worker: str
@@ -53,6 +54,7 @@ class WorkerHealth:
     environment: dict[str, str] = field(default_factory=dict)
     attention: dict[str, str] = field(default_factory=dict)
     python: str = ""
+    transport: str = ""
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ class HopTiming:
 
     `wait`: until the producer has it. `fetch`: into the receiver's store. `materialize`: deserialised, checked and on the
     device. In one process (`cluster.address: local`) nothing is waited for or fetched.
+    `transport`: `object_store`, `nixl`, or `memory` within one process.
     """
 
     name: str
@@ -26,6 +27,7 @@ class HopTiming:
     fetch: float
     materialize: float
     payload: PayloadAccount | None
+    transport: str = "memory"
 
     @property
     def receive(self) -> float:
@@ -166,6 +168,7 @@ def _hop(spans: Sequence[SpanRecord]) -> HopTiming | None:
         fetch=fetch,
         materialize=materialize,
         payload=PayloadAccount.from_dict(account) if account else None,
+        transport=str(parts["hop.fetch"].attributes.get("transport", "")) if "hop.fetch" in parts else "memory",
     )
 
 

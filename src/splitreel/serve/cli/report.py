@@ -106,6 +106,7 @@ def _stage(timing: StageTiming) -> str:
 def _hop_json(hop: HopTiming) -> dict[str, Any]:
     return {
         "hop": hop.name,
+        "transport": hop.transport,
         "wait": round(hop.wait, 6),
         "fetch": round(hop.fetch, 6),
         "materialize": round(hop.materialize, 6),
