@@ -54,6 +54,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     ("stage missing", base(roles={"encoder_decoder": {}}), "roles: expected one that holds denoise for t2va, found none"),
     ("workflow not served", base(model={"path": "tiny", "workflow": ["t2va", "ref2va"]}, roles={"encoder_decoder": {}, "dit": {"workflows": ["t2va"]}}), "roles: expected one that holds denoise for ref2va"),
     ("workflow of a role unknown to the model", base(roles={"encoder_decoder": {}, "dit": {"workflows": ["fl2va"]}}), "roles.dit.workflows: expected some of model.workflow"),
+    ("nixl within one process", base(cluster={"address": "local", "transport": "nixl"}), "transport: expected none with address local"),
     ("transport", base(cluster={"transport": "carrier_pigeon"}), "cluster.transport:"),
 ]  # fmt: skip
 

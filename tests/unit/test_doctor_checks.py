@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from splitreel.cluster.doctor.finding import ok, run_checks, split_message
 from splitreel.cluster.doctor.links import same_mtu
 from splitreel.cluster.doctor.machine import monitor_verdict
 from splitreel.cluster.doctor.network import wrong_variables
-from splitreel.cluster.doctor.software import asked_backends
+from splitreel.cluster.doctor.software import asked_backends, nixl
 from splitreel.cluster.placement import Node, Wish
 from splitreel.config import AttentionSpec, RoleSpec
 from splitreel.request import Stage
@@ -197,6 +198,18 @@ def test_the_backends_that_a_role_asks_for() -> None:
     assert asked_backends(spec) == []
     asked = replace(spec, attention=AttentionSpec(transformer="sage", refiner="sage", vae="auto"))
     assert asked_backends(asked) == [("roles.dit.attention.backend", "sage")]
+
+
+def test_nixl_is_looked_for_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = RoleSpec("dit", (Stage.DENOISE,), ("t2va",), "m", None, "cpu", (("default", "bfloat16"),), None)
+    (skipped,) = nixl(Context("10.0.0.1", tasks=(RoleTask("dit", spec, 0),)))
+    assert skipped.status is Status.SKIP
+    monkeypatch.setitem(sys.modules, "nixl", None)
+    (failed,) = nixl(Context("10.0.0.1", tasks=(RoleTask("dit.1", replace(spec, transport="nixl"), 0),)))
+    assert (failed.status, failed.check, failed.role) == (Status.FAIL, "transport.nixl", "dit.1")
+    assert sys.executable in failed.found
+    assert "nixl" in failed.found.partition("Error: ")[2], "the import's own words"
+    assert 'pip install "splitreel[nixl]"' in failed.remedy
 
 
 def test_exit_codes_and_the_table(capsys: pytest.CaptureFixture[str]) -> None:

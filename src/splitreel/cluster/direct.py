@@ -14,16 +14,19 @@ from __future__ import annotations
 import importlib.metadata
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import ray
 import torch
-from ray.exceptions import RayError
+from numpy.typing import NDArray
+from ray._private import ray_constants
+from ray.exceptions import GetTimeoutError
 
+from splitreel.engine.backend import PayloadGone
 from splitreel.errors import WorkerNotReady
 from splitreel.wire import Packed
 
@@ -36,8 +39,12 @@ REMEDY = (
 _ALIGNED = 64
 # How often a transfer that waits is asked whether its request was cancelled.
 _GLANCE = 0.25
-# NIXL's agent is used by one transfer at a time: stages have one thread, but the probe's calls come from several.
-_AGENT = threading.Lock()
+_NEVER = 1e9
+_READING = threading.Lock()
+
+
+class TransferStuck(PayloadGone):
+    """An earlier transfer of this process waits for ever: nothing can be received here any more."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +66,16 @@ def open_agent(worker: str) -> str:
     try:
         from ray.experimental.rdt.util import get_tensor_transport_manager
 
-        get_tensor_transport_manager("NIXL").get_nixl_agent()  # type: ignore[attr-defined]
-        return _version()
+        manager: Any = get_tensor_transport_manager("NIXL")
+        backend = manager.select_backend()
+        # Ray's own agent takes no locks, though Ray frees memory in one thread while another receives.
+        agent = _agent(ray.get_runtime_context().get_actor_id() or worker, backend)
+        manager._nixl_agent, manager._backend = agent, backend
+        if manager.get_nixl_agent() is not agent:
+            raise RuntimeError(f"Ray {ray.__version__} makes its NIXL agent in another way")
+        # Ray would free memory that is still written to when this has passed; `read` has its own deadline.
+        ray_constants.RDT_FETCH_FAIL_TIMEOUT_SECONDS = _NEVER
+        return importlib.metadata.version("nixl")
     except Exception as error:
         raise WorkerNotReady(
             f"cluster.transport: expected nixl to work in worker {worker} ({sys.executable}), found "
@@ -70,14 +85,15 @@ def open_agent(worker: str) -> str:
 
 def try_agent() -> str:
     """Import NIXL and make an agent that is dropped again; its version. Raises whatever goes wrong."""
-    from nixl._api import nixl_agent, nixl_agent_config
-
-    nixl_agent("splitreel-doctor", nixl_agent_config(backends=["UCX"]))
-    return _version()
-
-
-def _version() -> str:
+    _agent("splitreel-doctor", "UCX")
     return importlib.metadata.version("nixl")
+
+
+def _agent(name: str, backend: str) -> Any:
+    from nixl._api import nixl_agent, nixl_agent_config, nixl_thread_sync_t
+
+    strict = nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT
+    return nixl_agent(name, nixl_agent_config(backends=[backend], sync_mode=strict))
 
 
 def keep(packed: Packed) -> Kept:
@@ -90,32 +106,73 @@ def keep(packed: Packed) -> Kept:
     array = whole.numpy()
     for place, buffer in zip(places, packed.buffers, strict=True):
         array[place : place + buffer.nbytes] = buffer.reshape(-1)
-    with _AGENT:
-        # A list: Ray looks for tensors inside of what it is given.
-        return Kept(packed.header, sizes, ray.put([whole], _tensor_transport="nixl"))
+    # A list: Ray looks for tensors inside of what it is given.
+    return Kept(packed.header, sizes, ray.put([whole], _tensor_transport="nixl"))
 
 
 def read(kept: Kept, *, timeout: float, check: Callable[[], None]) -> Packed:
     """Fetch the bytes into this process's memory; read-only, since within one process they are the producer's own.
 
-    Ends after `timeout` seconds, or Ray's limit (RAY_rdt_fetch_fail_timeout_milliseconds, 60 s) if that is less. Raises
-    what `check` raises, which ends the transfer, and Ray's GetTimeoutError, ObjectLostError (the producer died) or
-    RayDirectTransportError.
+    Ends within `timeout` seconds and when `check` raises, whatever NIXL does: it connects without a deadline of its own
+    (the kernel's, two minutes), and memory that it was told to write to must not be freed. So the transfer goes on in its
+    thread, with its memory, and what it brings late is dropped. Raises Ray's GetTimeoutError, ObjectLostError (the
+    producer died) or RayDirectTransportError, and TransferStuck when an earlier transfer did not end all that time.
     """
     if kept.memory is None:
         return Packed(kept.header, tuple(np.empty(0, np.uint8) for _ in kept.sizes))
-    with _AGENT, _abort_when_cancelled(kept.memory, check):
-        try:
-            (whole,) = ray.get(kept.memory, timeout=timeout)
-        except RayError:
+    transfer = _Transfer(kept.memory)
+    deadline = time.monotonic() + timeout
+    try:
+        while not transfer.ended.wait(min(_GLANCE, max(0.0, deadline - time.monotonic()))):
             check()
-            raise
-    array = whole.numpy()
-    array.flags.writeable = False
+            if time.monotonic() >= deadline:
+                raise transfer.late(timeout)
+    finally:
+        transfer.wanted = False
+    array = transfer.result()
     places = _places(kept.sizes)
     return Packed(
         kept.header, tuple(array[place : place + size] for place, size in zip(places, kept.sizes, strict=True))
     )
+
+
+class _Transfer:
+    """One `ray.get` in a thread of its own, one at a time in a process."""
+
+    def __init__(self, memory: Any) -> None:
+        self.wanted = True
+        self.ended = threading.Event()
+        self._memory = memory
+        self._began = False
+        self._outcome: NDArray[np.uint8] | BaseException | None = None
+        threading.Thread(target=self._run, name="splitreel-transfer", daemon=True).start()
+
+    def result(self) -> NDArray[np.uint8]:
+        """What came, once ended, or the error raised."""
+        assert self._outcome is not None
+        if isinstance(self._outcome, BaseException):
+            raise self._outcome
+        return self._outcome
+
+    def late(self, timeout: float) -> Exception:
+        """The error for a transfer that has not ended in time."""
+        if self._began:
+            return GetTimeoutError(f"nixl has brought nothing within {timeout:g} s")
+        return TransferStuck(f"an earlier transfer by nixl has not ended within another {timeout:g} s")
+
+    def _run(self) -> None:
+        with _READING:
+            if self.wanted:
+                self._began = True
+                try:
+                    (whole,) = ray.get(self._memory)
+                    array = whole.numpy()
+                    array.flags.writeable = False
+                    self._outcome = array
+                except Exception as error:
+                    self._outcome = error
+        self._memory = None
+        self.ended.set()
 
 
 def _places(sizes: tuple[int, ...]) -> Iterator[int]:
@@ -123,29 +180,3 @@ def _places(sizes: tuple[int, ...]) -> Iterator[int]:
     for size in sizes:
         yield place
         place += -(-size // _ALIGNED) * _ALIGNED
-
-
-@contextmanager
-def _abort_when_cancelled(memory: Any, check: Callable[[], None]) -> Iterator[None]:
-    """While the transfer blocks this thread, another asks `check`; Ray's wait looks for aborts every millisecond."""
-    from ray.experimental.rdt.tensor_transport_manager import CommunicatorMetadata
-    from ray.experimental.rdt.util import get_tensor_transport_manager
-
-    manager = get_tensor_transport_manager("NIXL")
-    done = threading.Event()
-
-    def look() -> None:
-        while not done.wait(_GLANCE):
-            try:
-                check()
-            except Exception:
-                manager.abort_transport(memory.hex(), CommunicatorMetadata())
-                return
-
-    watcher = threading.Thread(target=look, name="splitreel-transfer", daemon=True)
-    watcher.start()
-    try:
-        yield
-    finally:
-        done.set()
-        watcher.join()

@@ -13,6 +13,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from splitreel.cluster.actor import actor_class
 from splitreel.cluster.answers import as_future, reason
+from splitreel.cluster.direct import TransferStuck
 from splitreel.cluster.environment import shown, split, worker_environment
 from splitreel.cluster.host import slow
 from splitreel.cluster.journal import Reader
@@ -174,6 +175,9 @@ class Member:
         for event in self._reader.new(reply.events):
             self._on_event(event)
         self._on_event(reply.spans)
+        if reply.failure is not None and reply.failure.error_type == TransferStuck.__name__:
+            self.give_up(loss := self._loss(reply.failure.message))
+            raise loss
         if reply.failure is not None and reply.failure.error_type == PayloadGone.__name__:
             raise PayloadGone(reply.failure.message)
         self.restarts = 0

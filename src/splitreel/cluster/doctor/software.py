@@ -15,7 +15,7 @@ from splitreel.config import ATTENTION_BACKENDS, RoleSpec
 from splitreel.errors import ConfigError
 from splitreel.roles.readiness import backend_error, diffusers_knows, usable_backends
 
-CHECK = "attention.backend"
+CHECK, NIXL_CHECK = "attention.backend", "transport.nixl"
 # What diffusers reads when it is imported; a name that it does not know keeps it from being imported at all.
 ENVIRONMENT = "DIFFUSERS_ATTN_BACKEND"
 
@@ -88,6 +88,23 @@ def encoders(context: Context) -> Iterator[Finding]:
         yield ok("film.encoders", "H.264 (libx264) and AAC")
 
 
+def nixl(context: Context) -> Iterator[Finding]:
+    """Whether payloads can travel as asked for, in the interpreter that workers have here."""
+    asked = [task.worker for task in context.tasks if task.spec.transport == "nixl"]
+    if not asked:
+        yield skip(NIXL_CHECK, "not asked for: payloads go through Ray's object store")
+        return
+    from splitreel.cluster.direct import REMEDY, try_agent
+
+    try:
+        version = try_agent()
+    except Exception as error:
+        shown = f"nixl does not work in {sys.executable}, which {', '.join(asked)} would have: {type(error).__name__}: {error}"
+        yield fail(NIXL_CHECK, shown, REMEDY, role=asked[0])
+    else:
+        yield ok(NIXL_CHECK, f"nixl {version} in {sys.executable}, UCX")
+
+
 def output(folder: Path) -> Iterator[Finding]:
     """Whether films can be written to a folder, which need not be there yet."""
     from splitreel.media.target import check_output
@@ -100,5 +117,5 @@ def output(folder: Path) -> Iterator[Finding]:
         yield ok("output.writable", f"{folder} can be written")
 
 
-CHECKS: tuple[tuple[str, Check], ...] = (("film.encoders", encoders),)
+CHECKS: tuple[tuple[str, Check], ...] = (("film.encoders", encoders), (NIXL_CHECK, nixl))
 LAST: tuple[tuple[str, Check], ...] = ((CHECK, attention),)
