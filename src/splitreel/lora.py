@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
 from splitreel.errors import InvalidRequest
+from splitreel.words import counted
 
 # As a worker gets it: the id that this loading of the file was given, and the scale.
 Applied = tuple[str, float]
@@ -166,11 +167,12 @@ class LoraReceipt:
     def __str__(self) -> str:
         ranks = f", rank {_listed(self.ranks)}" if self.ranks else ""
         alphas = f", alpha {_listed(self.alphas)} ({self.alpha_source})" if self.ranks else ""
-        replaced = f", {len(self.replaced)} parameters replaced" if self.replaced else ""
+        replaced = f", {counted(len(self.replaced), 'parameter')} replaced" if self.replaced else ""
         unmatched = f"; ignored as asked: {', '.join(self.unmatched)}" if self.unmatched else ""
         return (
-            f"lora {self.name}: {self.source} (sha256 {self.sha256[:12]}), {self.format}, bound to {self.modules} modules of "
-            f"{self.target}{ranks}{alphas}{replaced}, {self.num_bytes / 1e6:.1f} MB on {', '.join(self.workers)}{unmatched}"
+            f"lora {self.name}: {self.source} (sha256 {self.sha256[:12]}), {self.format}, bound to "
+            f"{counted(self.modules, 'module')} of {self.target}{ranks}{alphas}{replaced}, "
+            f"{self.num_bytes / 1e6:.1f} MB on {', '.join(self.workers)}{unmatched}"
         )
 
 

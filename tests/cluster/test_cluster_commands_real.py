@@ -93,10 +93,14 @@ def running(folder: Path, environment: dict[str, str]) -> Iterator[None]:
 
 
 def status(folder: Path, environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    return splitreel(folder, {**environment, "RAY_AUTH_MODE": "token"}, "cluster", "status", *arguments)
+
+
+def splitreel(folder: Path, environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "splitreel", "cluster", "status", *arguments],
+        [sys.executable, "-m", "splitreel", *arguments],
         cwd=folder,
-        env={**environment, "RAY_AUTH_MODE": "token"},
+        env=environment,
         capture_output=True,
         text=True,
         timeout=60,
@@ -119,3 +123,21 @@ def test_printed_commands_start_a_cluster_that_status_sees(folder: Path, environ
     assert text.returncode == 3
     assert "1 of 1 GPU free" in text.stdout
     assert "error: roles.dit.nodes: expected a live node '10.9.9.9', found none" in text.stderr
+
+    elsewhere = folder / "elsewhere"
+    elsewhere.mkdir()
+    refused = splitreel(elsewhere, {**environment, "HOME": str(elsewhere)}, "doctor", "--json")
+    assert refused.returncode == 2
+    assert refused.stderr == ""
+    found = json.loads(refused.stdout)
+    (failed,) = [row for row in found["checks"] if row["status"] == "fail"]
+    head = yaml.safe_load((folder / "splitreel.yaml").read_text())["cluster"]["address"]
+    assert failed["check"] == "ray.reachable"
+    assert failed["found"] == (
+        f"cluster.address {head}: expected the token of the cluster that answers there, found that none is sent, since "
+        "RAY_AUTH_MODE is not set here"
+    )
+    assert failed["remedy"].endswith(
+        "in the file that RAY_AUTH_TOKEN_PATH names, or in ~/.ray/auth_token, copied from the head."
+    )
+    assert [row["check"] for row in found["checks"]].count("address.variables") == 1

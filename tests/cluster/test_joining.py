@@ -250,9 +250,10 @@ def join_as_another(address: str, *command: str, **environment: str) -> subproce
 @pytest.mark.parametrize(
     ("environment", "found"),
     [
-        ({"RAY_AUTH_TOKEN": "not-the-right-token-of-this-test"}, "expected the cluster's token (RAY_AUTH_TOKEN) here, found another"),
-        ({"RAY_AUTH_TOKEN": "", "HOME": "/nonexistent"}, "expected a token, since RAY_AUTH_MODE asks for one, found none"),
-        ({"RAY_AUTH_MODE": "disabled"}, "found none, since RAY_AUTH_MODE is not token"),
+        ({"RAY_AUTH_TOKEN": "not-the-right-token-of-this-test"}, "found another one: RAY_AUTH_TOKEN is set, RAY_AUTH_TOKEN_PATH is not set, ~/.ray/auth_token is "),
+        ({"RAY_AUTH_TOKEN": "", "HOME": "/nonexistent"}, "found none: RAY_AUTH_TOKEN is not set, RAY_AUTH_TOKEN_PATH is not set, ~/.ray/auth_token is absent."),
+        ({"RAY_AUTH_TOKEN": "", "RAY_AUTH_TOKEN_PATH": "/nonexistent/token"}, "RAY_AUTH_TOKEN_PATH is /nonexistent/token, absent"),
+        ({"RAY_AUTH_MODE": "disabled"}, "found that none is sent, since RAY_AUTH_MODE is disabled here."),
     ],
 )  # fmt: skip
 async def test_a_wrong_token(cluster: EmbeddedCluster, environment: dict[str, str], found: str) -> None:
@@ -261,7 +262,9 @@ async def test_a_wrong_token(cluster: EmbeddedCluster, environment: dict[str, st
     assert time.monotonic() - began < PROMISED
     assert ended.returncode == 1
     assert "ClusterUnreachable" in ended.stderr
+    assert "expected the token of the cluster that answers there" in ended.stderr
     assert found in ended.stderr
+    assert ".cc:" not in ended.stderr, "Ray's own log lines"
     for secret in (os.environ["RAY_AUTH_TOKEN"], environment.get("RAY_AUTH_TOKEN") or "-"):
         assert len(secret) < 8 or secret not in ended.stdout + ended.stderr
 

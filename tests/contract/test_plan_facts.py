@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from diffusers.modular_pipelines.minimax_h3 import modular_pipeline
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from splitreel.config import MemorySpec
-from splitreel.h3 import cut
+from splitreel.h3 import cut, limits
+from splitreel.h3.geometry import read_geometry
 from splitreel.h3.released import RELEASED, STAGE_COMPONENTS, Dims, FilmSize
 from splitreel.h3.residency import KEPT_IN_FLOAT32
 from splitreel.h3.tiny import cached_tiny
 from splitreel.plan.sizes import components_of, read_sizes
 from splitreel.request import Stage
+from splitreel.roles.checkpoint import Checkpoint
 
 
 @pytest.mark.parametrize("workflow", cut.WORKFLOWS)
@@ -24,6 +28,20 @@ from splitreel.request import Stage
 def test_each_stage_needs_what_the_cut_says(workflow: str, stage: Stage) -> None:
     expected = {files.name for files in cut.component_files((workflow,), (stage,)) if files.weights}
     assert set(STAGE_COMPONENTS[workflow][stage]) == expected
+
+
+def test_the_limits_of_films_are_diffusers_own() -> None:
+    assert limits.FPS == modular_pipeline.MINIMAX_H3_FPS
+    assert limits.MIN_ASPECT == modular_pipeline.MINIMAX_H3_MIN_ASPECT_RATIO
+    assert limits.MAX_ASPECT == modular_pipeline.MINIMAX_H3_MAX_ASPECT_RATIO
+
+
+@pytest.mark.parametrize("kind", ["released", "other"])
+def test_a_plan_has_the_limits_of_the_checkpoint(kind: str) -> None:
+    folder = cached_tiny(kind)
+    own = read_geometry(Checkpoint(folder, str(folder)), ("t2va",)).limits
+    planned = read_sizes(folder, ("t2va",)).dims.limits
+    assert replace(planned, canvas_max_pixels=own.canvas_max_pixels) == own
 
 
 def classes() -> dict[str, Any]:

@@ -84,7 +84,25 @@ def files(folder: Path) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["generate"], ["make-tiny"], ["config"], ["plan"], ["cluster"], ["serve"], ["key"]]
+    "command",
+    [
+        [],
+        ["generate"],
+        ["make-tiny"],
+        ["config"],
+        ["plan"],
+        ["cluster"],
+        ["serve"],
+        ["key"],
+        ["trace"],
+        ["doctor"],
+        ["config", "init"],
+        ["config", "show"],
+        ["config", "schema"],
+        ["config", "convert"],
+        ["cluster", "commands"],
+        ["cluster", "status"],
+    ],
 )
 def test_help_gives_examples_and_exit_codes(tmp_path: Path, command: list[str]) -> None:
     done = splitreel(tmp_path, *command, "--help")
@@ -120,7 +138,7 @@ REFUSALS: list[tuple[str, list[str], str]] = [
     ("empty prompt", ["--prompt", " "], "prompt: expected a text that is not empty"),
     ("unknown setting", [*PROMPT, "--set", "engine.max_in_fligth=2"], "engine.max_in_fligth: unknown setting. Did you mean max_in_flight?"),
     ("set without value", [*PROMPT, "--set", "engine"], "--set engine: expected SECTION.NAME=VALUE"),
-    ("no such config", [*PROMPT, "--config", "other.yaml"], "config: expected a readable YAML file at other.yaml"),
+    ("no such config", [*PROMPT, "--config", "other.yaml"], "other.yaml: expected a readable YAML file, found no such file or directory. Name a config"),
     ("no such image", [*PROMPT, "--image", "no.png"], "image: expected"),
     ("image is text", [*PROMPT, "--last-image", "notes.txt"], "last_image: expected"),
     ("reference without a kind", [*PROMPT, "--reference", "first.png"], "--reference: expected image:PATH, video:PATH or audio:PATH, found 'first.png'"),
@@ -143,9 +161,31 @@ def test_refused_with_code_2_and_nothing_left(folder: Path, options: list[str], 
     assert done.stderr.startswith("error: ")
     assert message in done.stderr
     assert "Traceback" not in done.stderr
-    assert done.stdout == ""
+    assert message in json.loads(done.stdout)["error"]["message"]
     assert files(folder) == before
     assert (folder / "old.mp4").read_bytes() == b"an older film"
+
+
+@pytest.mark.parametrize(
+    ("command", "kind", "message"),
+    [
+        (
+            ["doctor", "--config", "notes.txt"],
+            "ConfigError",
+            "notes.txt: expected a mapping with model, cluster, roles",
+        ),
+        (["doctor", "--set", "model.path=3"], "ConfigError", "splitreel.yaml: model.path: "),
+        (["plan", "--node", "a"], "ConfigError", "--node: expected NAME=GB"),
+        (["generate", "--no-such-option"], "UsageError", "o such option: --no-such-option"),
+    ],
+)
+def test_whoever_reads_json_gets_the_refusal_as_json(folder: Path, command: list[str], kind: str, message: str) -> None:
+    done = splitreel(folder, *command, "--json")
+    assert done.returncode == 2
+    error = json.loads(done.stdout)["error"]
+    assert error["type"] == kind
+    assert message in error["message"]
+    assert done.stderr == f"error: {error['message']}\n"
 
 
 def test_without_a_config_it_shows_one_that_works(tmp_path: Path) -> None:
@@ -200,7 +240,7 @@ def test_the_models_rules_refuse_before_a_cluster_is_started(folder: Path) -> No
     for number, (_, message) in enumerate(lines, start=1):
         assert f"prompts.jsonl line {number}: {message}" in done.stderr
     assert "Ray" not in done.stderr
-    assert done.stdout == ""
+    assert list(json.loads(done.stdout)) == ["error"]
     assert files(folder) == before
 
 
@@ -245,6 +285,8 @@ def test_one_film_of_a_checkpoint_made_before(folder: Path) -> None:
     assert "note: seconds 5.1 was rounded up" in done.stdout
     for words in ("importing torch", "checking the model's files", "dit on ", "(1 of ", "lake.mp4: denoise, step"):
         assert words in done.stderr
+    for noise in ("torchao", "register_constant", "Warning"):
+        assert noise not in made.stderr + done.stderr
     assert "\x1b" not in done.stdout + done.stderr
     assert "\r" not in done.stdout + done.stderr
 

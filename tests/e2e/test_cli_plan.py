@@ -17,6 +17,33 @@ def test_it_fits_or_ends_with_3(tmp_path: Path) -> None:
     assert "expected the memory of each machine" in splitreel(tmp_path, "plan", code=2).stderr
 
 
+def test_with_stage_times_the_comparison_is_the_answer(tmp_path: Path) -> None:
+    """One machine that is too small alone, of which there may be several; and one that is too small in any number."""
+    times = ("--offline", "--times", "encode=2,denoise=60,decode=8", "--machines", "2")
+    done = splitreel(tmp_path, "plan", "--node", "a=80", *times)
+    assert "It does not fit:" in done.stdout
+    assert done.stdout.endswith(
+        "The machines given do not hold the model; with up to 2 like the smallest of them these do: one machine, reloading, "
+        "2 independent, reloading, split.\n"
+    )
+    none = splitreel(tmp_path, "plan", "--node", "a=20", *times, code=3)
+    assert none.stdout.endswith("\nThe machines given do not hold the model.\n")
+    found = json.loads(splitreel(tmp_path, "plan", "--node", "a=80", *times, "--json").stdout)
+    assert found["memory"]["fits"] is False
+    assert found["layouts"][2]["name"] == "split"
+
+
+def test_a_film_that_generate_refuses_is_refused_in_the_same_words(tmp_path: Path) -> None:
+    sizes = ("--offline", "--node", "a=200", "--height", "100", "--width", "64")
+    done = splitreel(tmp_path, "plan", *sizes, code=2)
+    assert (
+        done.stderr
+        == "error: height, width: expected multiples of 32, found 64 wide, 100 high. Nearest: 64 wide, 96 high.\n"
+    )
+    rounded = splitreel(tmp_path, "plan", "--offline", "--node", "a=200", "--num-frames", "125")
+    assert rounded.stderr.startswith("note: num_frames 125 was rounded up to 141 frames (5.875 s)")
+
+
 def test_a_config_of_its_own_and_a_sweep(tmp_path: Path) -> None:
     splitreel(tmp_path, "config", "init", "--nodes", "10.0.0.1,10.0.0.2", "--model", "tiny", "--device", "cpu")
     nodes = ("--node", "10.0.0.1=4", "--node", "10.0.0.2=4")

@@ -91,7 +91,7 @@ def test_file_and_overrides(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("", "found nothing"),
-        ("- a\n", "found list"),
+        ("- a\n", "found a list"),
         ("model: [\n", "expected YAML"),
         ("model: {path: tiny}\nmodel: {path: x}\n", "the key 'model' twice"),
     ],
@@ -114,5 +114,8 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"expected a readable YAML file at .*nowhere\.yaml"):
+    with pytest.raises(
+        ConfigError,
+        match=r"nowhere\.yaml: expected a readable YAML file, found no such file or directory\. Name a config",
+    ):
         load_config(tmp_path / "nowhere.yaml")

@@ -308,7 +308,7 @@ def test_output_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monke
         ("film.avi", ".mp4"),
         ("film", ".mp4"),
         ("folder.mp4", "directory"),
-        ("file/film.mp4", "Not a directory"),
+        ("file/film.mp4", "not a directory"),
         ("/proc/film.mp4", "/proc/film.mp4"),
         ("x" * 300 + ".mp4", "too long"),
         ("nul\0.mp4", "null byte"),

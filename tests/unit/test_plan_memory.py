@@ -11,12 +11,12 @@ import pytest
 
 from splitreel.config import MemorySpec, parse_config
 from splitreel.config_tools.starter import starter
-from splitreel.errors import CheckpointError, ConfigError, IncompleteCheckpoint
+from splitreel.errors import CheckpointError, ConfigError, IncompleteCheckpoint, InvalidRequest
 from splitreel.h3.released import RELEASED, Dims, FilmSize
 from splitreel.plan.memory import GB, Machine, best_layout, describe_layout, forecast, parse_machine, workers_of
 from splitreel.plan.report import memory_json, memory_text, shortfalls
 from splitreel.plan.sizes import RELEASE, film_size, read_sizes, sizes_of
-from splitreel.request import Stage
+from splitreel.request import GenerateRequest, Stage
 
 SIZES = sizes_of(RELEASE, ("t2va", "ref2va"))
 
@@ -189,8 +189,42 @@ def test_payloads_and_rows_of_a_film() -> None:
     assert film.rows(dims) == 14_430 + 414 + 512
     assert film.encoded_bytes(dims) / 1e6 == pytest.approx(5.2, abs=0.05)
     assert film.denoised_bytes(dims) / 1e6 == pytest.approx(5.6, abs=0.05)
-    assert film_size(480, 832, 110, 512, ("t2va",)).num_frames == 124
-    assert film_size(480, 832, 124, 512, ("fl2va",)).condition_rows == 2 * 15 * 26
+
+
+def sized(workflow: str = "t2va", **size: int) -> tuple[FilmSize, tuple[str, ...]]:
+    return film_size(GenerateRequest(prompt="A lake.", **size), 512, (workflow,), Dims())  # type: ignore[arg-type]
+
+
+def test_a_film_is_as_long_and_large_as_a_request_for_it() -> None:
+    assert sized()[0] == FilmSize(768, 1344, 124)
+    assert sized("fl2va", height=480, width=832)[0].condition_rows == 2 * 15 * 26
+    rounded, (note,) = sized(height=480, width=832, num_frames=110)
+    assert rounded.num_frames == 124
+    assert note == "num_frames 110 was rounded up to 124 frames (5.167 s): the video VAE needs 17 n + 5"
+
+
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [
+        (
+            {"height": 33, "width": 64},
+            "height, width: expected multiples of 32, found 64 wide, 33 high. Nearest: 64 wide, 32 high.",
+        ),
+        ({"height": 32, "width": 1344}, "height, width: expected an aspect ratio between 1:4 and 4:1, found 42.00:1"),
+        (
+            {"height": 2048, "width": 4096},
+            "height, width: expected at most 4128768 pixels, found 8388608 (4096 wide, 2048 high)",
+        ),
+        ({"height": 768}, "height, width: expected both or neither, found '768 x None'"),
+        ({"num_frames": 5}, "num_frames: expected 124 to 345 frames of the form 17 n + 5"),
+        ({"num_frames": 346}, "found 346, which rounds up to 362 frames or 15.083 s. Nearest: 345 frames (14.375 s)."),
+        ({"num_frames": -3}, "num_frames: expected"),
+    ],
+)
+def test_sizes_that_generate_refuses_are_refused(size: dict[str, int], message: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        sized(**size)
+    assert message in str(refused.value)
 
 
 def write_component(folder: Path, tensors: dict[str, tuple[str, list[int], int]], config: dict[str, object]) -> Path:

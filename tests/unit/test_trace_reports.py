@@ -13,7 +13,7 @@ from splitreel.errors import ConfigError
 from splitreel.observe import report
 from splitreel.observe.chrome import chrome_trace
 from splitreel.observe.files import TraceFile, read_spans
-from splitreel.observe.gantt import gantt
+from splitreel.observe.gantt import gantt, heading
 from splitreel.observe.spans import SpanRecord
 from splitreel.observe.timings import timings_of
 from splitreel.serve.cli.app import app
@@ -130,6 +130,10 @@ def test_the_picture_has_every_colour_of_its_legend_and_of_failures() -> None:
     assert gantt([]).size[0] == 2400
 
 
+def test_the_picture_of_one_request_says_one() -> None:
+    assert [heading(number, 2.5) for number in (1, 2)] == ["1 request in 2.50 s", "2 requests in 2.50 s"]
+
+
 def write(path: Path, spans: list[SpanRecord]) -> Path:
     TraceFile(path).write(spans)
     return path
@@ -142,11 +146,11 @@ def test_a_file_is_read_back_and_a_cut_last_line_is_left_out(tmp_path: Path) -> 
     file.write_text(file.read_text()[:-40])
     assert read_spans(file) == spans[:-1]
     (tmp_path / "other").write_text("{}\n{}\n")
-    with pytest.raises(ConfigError, match="line 1 of"):
+    with pytest.raises(ConfigError, match="other line 1: expected a span as JSON, found no name"):
         read_spans(tmp_path / "other")
     with pytest.raises(ConfigError, match="expected a readable trace file"):
         read_spans(tmp_path / "none")
-    with pytest.raises(ConfigError, match=r"trace\.file: expected a file that can be written"):
+    with pytest.raises(ConfigError, match=r"trace\.file: expected a file that can be written at"):
         TraceFile(tmp_path)
 
 

@@ -53,6 +53,8 @@ RAY_START = [
     *(f"--{name}-port=0" for name in ("dashboard-agent-listen", "dashboard-agent-grpc", "runtime-env-agent")),
 ]
 RAY_START_HEAD = ["--head", "--port=0", "--dashboard-port=0", "--include-dashboard=false", "--no-monitor"]
+PREFIX = "splitreel-"
+DIRECTORY = re.compile(rf"/{PREFIX}[^/]+/\d+/session_")
 NOT_INHERITED = ("RAY_ADDRESS", "RAY_REDIS_ADDRESS")
 
 
@@ -80,6 +82,22 @@ class _Running:
     up: bool = False
     exit_code: int | None = None
     node_id: str = ""
+
+
+def of_another_run(address: str) -> bool:
+    """Whether the head at `HOST:PORT` on this machine was started by some process with `cluster.address: embedded`, as its
+    directory tells. Such a cluster lets nobody in but that process.
+    """
+    import psutil
+
+    host = f"--node-ip-address={address.rpartition(':')[0]}"
+    for process in psutil.process_iter(["cmdline"]):
+        line = process.info["cmdline"] or []
+        if line and line[0].endswith("gcs_server") and host in line:
+            logs = next((each for each in line if each.startswith("--log_dir=")), "")
+            if DIRECTORY.search(logs):
+                return True
+    return False
 
 
 class EmbeddedCluster:
@@ -322,7 +340,7 @@ def _make_directory(parent: Path | None) -> Path:
             f"found {len(os.fsencode(chosen))} in {str(chosen)!r}. Give a shorter one, or none for the system's."
         )
     try:
-        return Path(tempfile.mkdtemp(prefix="splitreel-", dir=chosen))
+        return Path(tempfile.mkdtemp(prefix=PREFIX, dir=chosen))
     except OSError as error:
         raise ConfigError(
             f"cluster.temp_dir: expected a writable directory, found {str(chosen)!r} ({error.strerror}). Create it, or "

@@ -43,6 +43,7 @@ from splitreel.observe.spans import SpanRecord, SpanRecorder
 from splitreel.request import Stage
 from splitreel.roles.definition import ModelDefinition
 from splitreel.wire import Packed, account
+from splitreel.words import counted
 
 logger = get_logger(__name__)
 
@@ -212,7 +213,8 @@ class RayBackend:
             self._listener.on_worker_up(member.info)
             return
         last = WorkerLost(
-            f"{member.place}: worker {member.name} was lost and not brought back in {settings.restarts} tries. First: {error}",
+            f"{member.place}: worker {member.name} was lost and not brought back in "
+            f"{counted(settings.restarts, 'try', 'tries')}. First: {error}",
             role=member.spec.role,
             node=member.node.address if member.node else None,
         )

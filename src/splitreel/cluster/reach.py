@@ -14,10 +14,15 @@ from ray._private import services
 from ray._private.authentication import authentication_token_setup as token_setup
 from ray.exceptions import AuthenticationError, RayError
 
+from splitreel.cluster._stderr import without_ray_lines
+from splitreel.cluster._token import MODE, TOKEN
 from splitreel.errors import ClusterUnreachable
 
 CONNECT_S = 3.0
 ANSWER_S = 5.0  # a head on a loaded machine answered in 8 ms
+GIVES_UP_S = 1.0  # Ray's own limit for connecting is 5 s too; it says so on stderr when it is over, and not later
+TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"
+TOKEN_FILE = os.path.join("~", ".ray", "auth_token")
 ANY_ADDRESS = ("0.0.0.0", "::", "[::]", "*")  # what servers listen on; nobody can be reached there
 
 
@@ -49,6 +54,7 @@ def resolve(address: str) -> str:
             "a Ray cluster on this machine",
             "none",
             "Start it (ray start --head), give its address here or in RAY_ADDRESS, or use embedded.",
+            nothing_runs=True,
         ) from error
     except (ValueError, OSError) as error:
         raise _error(wanted, "HOST:PORT of a Ray head", "something else", "Give both.") from error
@@ -80,22 +86,14 @@ def reach(address: str, *, discovered: bool = False) -> None:
     try:
         token_setup.ensure_token_if_auth_enabled(create_token_if_missing=False)
     except (AuthenticationError, RuntimeError) as error:
-        raise _error(
-            address,
-            "a token, since RAY_AUTH_MODE asks for one",
-            "none",
-            "Put the cluster's into RAY_AUTH_TOKEN, or into the file that RAY_AUTH_TOKEN_PATH names.",
-        ) from error
+        raise _refused(address, f"none: {looked_for()}") from error
     problem = _ask(address)
     if isinstance(problem, AuthenticationError):
-        given = (
-            "another one" if os.environ.get("RAY_AUTH_MODE") == "token" else "none, since RAY_AUTH_MODE is not token"
-        )
-        raise _error(
+        raise _refused(
             address,
-            "the cluster's token (RAY_AUTH_TOKEN) here",
-            given,
-            "Set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN, or RAY_AUTH_TOKEN_PATH, as where Ray was started.",
+            f"another one: {looked_for()}"
+            if token_mode()
+            else f"that none is sent, since {MODE} is {os.environ.get(MODE) or 'not set'} here",
         ) from problem
     if problem is not None:
         text = str(problem).strip().splitlines()
@@ -105,6 +103,42 @@ def reach(address: str, *, discovered: bool = False) -> None:
             f"something else listening there ({text[0] if text else type(problem).__name__})",
             "See that the head runs there and that the port is its own (6379 unless chosen otherwise).",
         ) from problem
+
+
+def token_mode() -> bool:
+    """Whether this process sends a token."""
+    return os.environ.get(MODE, "").lower() == "token"
+
+
+def looked_for() -> str:
+    """Where Ray looks for a token, in its order, and what is there; never the token itself."""
+    path = os.environ.get(TOKEN_PATH, "")
+    return ", ".join(
+        [
+            f"{TOKEN} is {'set' if os.environ.get(TOKEN) else 'not set'}",
+            f"{TOKEN_PATH} is {_file(path) if path else 'not set'}",
+            f"{TOKEN_FILE} is {_file(os.path.expanduser(TOKEN_FILE)).rpartition(', ')[2]}",
+        ]
+    )
+
+
+def _file(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            return f"{path}, {'there' if file.read(1) else 'empty'}"
+    except OSError as error:
+        return f"{path}, {'absent' if isinstance(error, FileNotFoundError) else 'not readable'}"
+
+
+def _refused(address: str, found: str) -> ClusterUnreachable:
+    return _error(
+        address,
+        "the token of the cluster that answers there",
+        found,
+        f"Set {MODE}=token here, and give the token that the head was started with: in {TOKEN}, in the file that "
+        f"{TOKEN_PATH} names, or in {TOKEN_FILE}, copied from the head.",
+        token_refused=True,
+    )
 
 
 def _connect(address: str) -> None:
@@ -124,7 +158,9 @@ def _connect(address: str) -> None:
 
 
 def _ask(address: str) -> Exception | None:
-    """What is wrong with the head, if anything. In a thread of its own, since Ray's client has no deadline here."""
+    """What is wrong with the head, if anything. In a thread of its own, since Ray's client has no deadline here, and
+    without Ray's own lines on stderr, which come before ours and say less.
+    """
     from ray._raylet import GcsClient  # type: ignore[attr-defined]  # absent from its stub
 
     answer: list[Exception | None] = []
@@ -138,10 +174,13 @@ def _ask(address: str) -> Exception | None:
             answer.append(None)
 
     thread = threading.Thread(target=ask, name="splitreel-reach", daemon=True)
-    thread.start()
-    thread.join(ANSWER_S)
+    with without_ray_lines():
+        thread.start()
+        thread.join(ANSWER_S + GIVES_UP_S)
     return answer[0] if answer else TimeoutError("no answer")
 
 
-def _error(address: str, expected: str, found: str, hint: str) -> ClusterUnreachable:
-    return ClusterUnreachable(f"cluster.address {address}: expected {expected}, found {found}. {hint}", address=address)
+def _error(address: str, expected: str, found: str, hint: str, **details: bool) -> ClusterUnreachable:
+    return ClusterUnreachable(
+        f"cluster.address {address}: expected {expected}, found {found}. {hint}", address=address, **details
+    )

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from splitreel.config.schema import Config
 from splitreel.errors import ConfigError
+from splitreel.words import kind_of, plainly
 
 
 def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Config:
@@ -24,15 +25,18 @@ def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
             raise OSError("a folder, pipe or device")
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"config: expected a readable YAML file at {file}, found {error}.") from error
+        raise ConfigError(
+            f"{file}: expected a readable YAML file, found {plainly(error, file)}. Name a config "
+            "(splitreel config init writes one)."
+        ) from error
     try:
         content = yaml.load(text, Loader=_UniqueKeys)
     except yaml.YAMLError as error:
-        raise ConfigError(f"config: expected YAML in {file}, found {error}.") from error
+        raise ConfigError(f"{file}: expected YAML, found {plainly(error)}. Correct it there.") from error
     if not isinstance(content, dict):
         raise ConfigError(
-            f"config: expected a mapping with model, cluster, roles, engine, trace and serve in {file}, found "
-            f"{'nothing' if content is None else type(content).__name__}."
+            f"{file}: expected a mapping with model, cluster, roles, engine, trace and serve, found "
+            f"{kind_of(content)}. Name a config (splitreel config init writes one)."
         )
     return parse_config(content, overrides, origin=str(file))
 
@@ -57,7 +61,9 @@ def apply_override(content: Mapping[str, Any], override: str) -> dict[str, Any]:
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ConfigError(f"--set {override}: expected a YAML value after the equals sign, found {error}.") from error
+        raise ConfigError(
+            f"--set {override}: expected a YAML value after the equals sign, found {plainly(error)}. Put quotes around it."
+        ) from error
     copy = dict(content)
     target = copy
     for part in parts[:-1]:

@@ -15,6 +15,7 @@ from splitreel.config import parse_config
 from splitreel.config_tools.foreign import SETTINGS, WHOLE_SECTIONS
 from splitreel.errors import ConfigError, InvalidRequest
 from splitreel.request import GenerateRequest
+from splitreel.words import kind_of, plainly
 
 _SECTIONS = {name.rsplit(".", depth)[0] for name in SETTINGS for depth in range(1, name.count(".") + 1)}
 _SAMPLED = {
@@ -70,12 +71,11 @@ def convert_file(path: Path, *, device: str = "cuda", dtype: str = "bfloat16") -
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(
-            f"{path}: expected a readable YAML file, found {error}. Give a FastVideo run file."
+            f"{path}: expected a readable YAML file, found {plainly(error, path)}. Give a FastVideo run file."
         ) from error
     if not isinstance(content, dict):
-        found = "nothing" if content is None else type(content).__name__
         raise ConfigError(
-            f"{path}: expected generator: and request: sections, found {found}. Give a FastVideo run file."
+            f"{path}: expected generator: and request: sections, found {kind_of(content)}. Give a FastVideo run file."
         )
     return convert(content, origin=str(path), device=device, dtype=dtype)
 

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from splitreel.errors import InvalidPayload
 from splitreel.h3.films import film_maker
-from splitreel.h3.geometry import FPS, Geometry, GeometryPipeline
+from splitreel.h3.geometry import Geometry, GeometryPipeline
+from splitreel.h3.limits import FPS
 from splitreel.h3.payloads import FILM, SCHEMA
 from splitreel.h3.programs import Watches, carried
 from splitreel.roles.control import StageControl

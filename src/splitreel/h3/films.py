@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from splitreel.errors import InvalidPayload
-from splitreel.h3.geometry import FPS
+from splitreel.h3.limits import FPS
 from splitreel.h3.payloads import FILM
 from splitreel.media import FilmEncoder
 from splitreel.wire import Payload

@@ -17,17 +17,20 @@ import torch
 from diffusers import AutoencoderKLMiniMaxH3, MiniMaxH3ModularPipeline
 
 from splitreel.errors import GeometryMismatch, MissingComponent
+from splitreel.h3.limits import CANVAS_MAX_PIXELS, FPS, Limits
 from splitreel.h3.residency import TEXT_LAYERS_USED
 from splitreel.roles.checkpoint import Checkpoint
 
 # Fixed in diffusers' code for every checkpoint (modular_pipelines/minimax_h3/modular_pipeline.py).
-FPS = 24
 AUDIO_LATENTS_PER_SECOND = 40
-MIN_SECONDS, MAX_SECONDS = 5.0, 15.0
 # With exactly as many layers as are used the last state would be normed.
 MIN_TEXT_LAYERS = TEXT_LAYERS_USED + 1
 # Defaults of diffusers' blocks, used when the index does not name them.
-_CANVAS_DEFAULTS = {"canvas_short_edge": 768, "canvas_max_pixels": 768 * 1344, "reference_image_short_edge": 2048}
+_CANVAS_DEFAULTS = {
+    "canvas_short_edge": 768,
+    "canvas_max_pixels": CANVAS_MAX_PIXELS,
+    "reference_image_short_edge": 2048,
+}
 
 
 @dataclass(frozen=True)
@@ -69,14 +72,14 @@ class Geometry:
         """The inverse of `to_dict`."""
         return cls(**{**values, "patch_size": tuple(values["patch_size"])})
 
+    @property
+    def limits(self) -> Limits:
+        """How long and how large its films may be."""
+        return Limits(self.canvas_multiple, self.frames_per_chunk, self.latents_per_chunk, self.canvas_max_pixels)
+
     def legal_num_frames(self) -> range:
         """Every frame count that can be generated, from 5 to 15 seconds: 124, 141, ... 345 in the release."""
-        first = self.align_num_frames(math.ceil(MIN_SECONDS * FPS))
-        return range(first, int(MAX_SECONDS * FPS) + 1, self.frames_per_chunk)
-
-    def align_num_frames(self, num_frames: int) -> int:
-        """The next `frames_per_chunk * n + latents_per_chunk`, which is what the video VAE can decode."""
-        return num_frames + (self.latents_per_chunk - num_frames) % self.frames_per_chunk
+        return self.limits.legal_num_frames()
 
     def latent_frames(self, num_frames: int) -> int:
         """Latent frames of an aligned frame count: `5 n + 2` for `17 n + 5` in the release."""

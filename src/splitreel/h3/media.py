@@ -25,7 +25,8 @@ from PIL import Image
 
 from splitreel.config.presets import DEFAULT_STEPS
 from splitreel.errors import InvalidPayload, InvalidRequest
-from splitreel.h3.geometry import FPS, Geometry
+from splitreel.h3.geometry import Geometry
+from splitreel.h3.limits import FPS
 from splitreel.h3.payloads import KINDS, SCHEMA
 from splitreel.h3.rules import (
     MIN_REFERENCE_FRAMES,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from splitreel.config import MemorySpec
+from splitreel.h3.limits import Limits
 from splitreel.request import Stage
 
 REPOSITORY = "MiniMaxAI/MiniMax-H3"
@@ -93,6 +94,16 @@ class Dims:
     vae_encoder_channels: int = 128
     vae_decoder_dim: int = 2048
 
+    @property
+    def latents_per_chunk(self) -> int:
+        """Latent frames of `clip_length` frames, 5 of 17 in the release."""
+        return math.ceil(self.clip_length / self.temporal_ratio)
+
+    @property
+    def limits(self) -> Limits:
+        """How long and how large films may be."""
+        return Limits(self.spatial_ratio * self.patch, self.clip_length, self.latents_per_chunk)
+
     @classmethod
     def of_configs(cls, configs: Mapping[str, Mapping[str, Any]]) -> Dims:
         """From the components' config.json contents by component; what is absent keeps the release's value."""
@@ -147,7 +158,7 @@ class FilmSize:
 
     def latent_frames(self, dims: Dims) -> int:
         """5 n + 2 for 17 n + 5 frames in the release."""
-        per_chunk = math.ceil(dims.clip_length / dims.temporal_ratio)
+        per_chunk = dims.latents_per_chunk
         return (self.num_frames - per_chunk) // dims.clip_length * per_chunk + 2
 
     def latents(self, dims: Dims) -> int:

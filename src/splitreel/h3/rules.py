@@ -8,14 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from diffusers.modular_pipelines.minimax_h3.modular_pipeline import (
-    MINIMAX_H3_MAX_ASPECT_RATIO,
-    MINIMAX_H3_MIN_ASPECT_RATIO,
-    resolve_canvas_size,
-)
+from diffusers.modular_pipelines.minimax_h3.modular_pipeline import resolve_canvas_size
 
 from splitreel.errors import InvalidRequest
-from splitreel.h3.geometry import FPS, Geometry
+from splitreel.h3.geometry import Geometry
+from splitreel.h3.limits import FPS
 from splitreel.request import GenerateRequest
 
 MAX_REFERENCES = {"image": 9, "video": 3, "audio": 3}
@@ -23,8 +20,6 @@ MAX_REFERENCES_IN_ALL = 12
 # The conditioner reads a reference video at 2 frames per second and merges sampled frames in pairs, so two of them are
 # needed: frames 0 and 12 of the 24 fps grid (diffusers' MiniMaxH3Ref2VATextEncoderStep, Qwen3-VL's temporal patch).
 MIN_REFERENCE_FRAMES = 13
-# Above this an explicit size is taken for a typing error: four times the release's largest canvas.
-_MAX_CANVAS_PIXELS = 4 * 768 * 1344
 
 
 def check_workflow(request: GenerateRequest, workflows: Sequence[str]) -> str:
@@ -47,29 +42,14 @@ def check_workflow(request: GenerateRequest, workflows: Sequence[str]) -> str:
 
 def settle_num_frames(request: GenerateRequest, geometry: Geometry) -> tuple[int, tuple[str, ...]]:
     """The frame count that will be made, and what was rounded."""
-    legal = geometry.legal_num_frames()
-    rule = f"{geometry.frames_per_chunk} n + {geometry.latents_per_chunk}"
     if request.seconds is not None:
         asked = math.ceil(round(request.seconds * FPS, 6))
         field, shown = "seconds", f"{request.seconds:g}"
     elif request.num_frames is not None:
         asked, field, shown = request.num_frames, "num_frames", str(request.num_frames)
     else:
-        return legal[0], ()
-    settled = geometry.align_num_frames(asked) if asked > 0 else asked
-    if settled not in legal:
-        nearest = min(legal, key=lambda count: abs(count - asked))
-        rounded = f", which rounds up to {settled} frames or {settled / FPS:.3f} s" if asked > 0 else ""
-        raise InvalidRequest(
-            f"{field}: expected {legal[0]} to {legal[-1]} frames of the form {rule} ({legal[0]}, {legal[1]}, ... {legal[-1]}), "
-            f"that is {legal[0] / FPS:.3f} to {legal[-1] / FPS:.3f} s at {FPS} fps, found {shown}{rounded}. "
-            f"Nearest: {nearest} frames ({nearest / FPS:.3f} s).",
-            field=field,
-        )
-    if settled != asked:
-        note = f"{field} {shown} was rounded up to {settled} frames ({settled / FPS:.3f} s): the video VAE needs {rule}"
-        return settled, (note,)
-    return settled, ()
+        return geometry.legal_num_frames()[0], ()
+    return geometry.limits.settle_num_frames(asked, field, shown)
 
 
 def settle_canvas(
@@ -91,25 +71,7 @@ def settle_canvas(
             ) from None
         return height, width, _stretched(first_size, height, width, "the canvas has whole steps of " + str(multiple))
     height, width = request.height, request.width
-    if height <= 0 or width <= 0 or height % multiple or width % multiple:
-        near_height, near_width = (max(multiple, round(value / multiple) * multiple) for value in (height, width))
-        raise InvalidRequest(
-            f"height, width: expected multiples of {multiple}, found {width} wide, {height} high. Nearest: {near_width} "
-            f"wide, {near_height} high.",
-            field="height, width",
-        )
-    if not MINIMAX_H3_MIN_ASPECT_RATIO <= width / height <= MINIMAX_H3_MAX_ASPECT_RATIO:
-        raise InvalidRequest(
-            f"height, width: expected an aspect ratio between 1:4 and 4:1, found {width / height:.2f}:1 ({width} wide, "
-            f"{height} high).",
-            field="height, width",
-        )
-    if height * width > _MAX_CANVAS_PIXELS:
-        raise InvalidRequest(
-            f"height, width: expected at most {_MAX_CANVAS_PIXELS} pixels, found {height * width} ({width} wide, {height} "
-            f"high). The model was trained for up to {geometry.canvas_max_pixels}.",
-            field="height, width",
-        )
+    geometry.limits.check_canvas(height, width)
     return height, width, _stretched(first_size, height, width, "leave height and width out to come nearer")
 
 

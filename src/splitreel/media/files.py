@@ -13,6 +13,7 @@ import av
 import av.error
 
 from splitreel.errors import InvalidRequest
+from splitreel.words import plainly
 
 if TYPE_CHECKING:
     from av.audio.stream import AudioStream
@@ -50,7 +51,12 @@ def check_file(path: PathLike, where: str, expected: str) -> Path:
             if not stream.read(1):
                 refuse(where, expected, f"the empty file {str(file)!r}", "Copy or export it again.")
     except (OSError, ValueError) as error:
-        refuse(where, expected, f"{str(path)!r}, which cannot be read ({error})", "Check the path and its permissions.")
+        refuse(
+            where,
+            expected,
+            f"{str(path)!r}, which cannot be read ({plainly(error, path)})",
+            "Check the path and its permissions.",
+        )
     except TypeError:
         refuse(where, expected, f"a {type(path).__name__}", "Pass the path of a file.")
     return file

@@ -11,6 +11,7 @@ import av
 import av.codec
 
 from splitreel.errors import ConfigError
+from splitreel.words import plainly
 
 
 def check_encoders() -> None:
@@ -54,7 +55,8 @@ def check_output(path: str | os.PathLike[str]) -> Path:
         probe.unlink()
     except (OSError, ValueError, RuntimeError) as error:
         raise ConfigError(
-            f"{target}: expected a place where a file can be written, found {error}. Choose another folder or name."
+            f"{target}: expected a place where a file can be written, found {plainly(error, target)}. Choose another "
+            "folder or name."
         ) from error
     return target
 
@@ -66,7 +68,9 @@ def create_partial(target: Path | None) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         return _create_hidden(folder, stem)
     except OSError as error:
-        raise ConfigError(f"{folder}: expected a folder that can be written, found {error}. Choose another.") from error
+        raise ConfigError(
+            f"{folder}: expected a folder that can be written, found {plainly(error, folder)}. Choose another."
+        ) from error
 
 
 def _create_hidden(folder: Path, stem: str) -> Path:

@@ -24,6 +24,7 @@ from splitreel.errors import ConfigError
 from splitreel.media.data import Clip, Sound
 from splitreel.media.files import PathLike, refuse
 from splitreel.media.target import check_encoders, create_partial
+from splitreel.words import plainly
 
 if TYPE_CHECKING:
     from av.audio.stream import AudioStream
@@ -104,7 +105,9 @@ class FilmWriter:
             self._audio = self._add_audio() if sample_rate is not None else None
         except av.error.FFmpegError as error:
             self.discard()
-            raise ConfigError(f"{self._name}: expected to begin a film, found {error}. Check the disk.") from error
+            raise ConfigError(
+                f"{self._name}: expected to begin a film, found {plainly(error, self._partial)}. Check the disk."
+            ) from error
         except BaseException:
             self.discard()
             raise
@@ -190,7 +193,9 @@ class FilmWriter:
         try:
             self._container.mux(stream.encode(frame))
         except av.error.FFmpegError as error:
-            raise ConfigError(f"{self._name}: expected to write the film, found {error}. Check the disk.") from error
+            raise ConfigError(
+                f"{self._name}: expected to write the film, found {plainly(error, self._partial)}. Check the disk."
+            ) from error
 
     @property
     def _name(self) -> str:
@@ -218,7 +223,9 @@ class FilmWriter:
                 with self._partial.open("rb") as finished:
                     shutil.copyfileobj(finished, self._target)
         except OSError as error:
-            raise ConfigError(f"{self._name}: expected to write the film, found {error}. Check the disk.") from error
+            raise ConfigError(
+                f"{self._name}: expected to write the film, found {plainly(error, self._partial)}. Check the disk."
+            ) from error
         finally:
             self.discard()
 

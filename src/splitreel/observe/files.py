@@ -10,6 +10,7 @@ from pathlib import Path
 
 from splitreel.errors import ConfigError
 from splitreel.observe.spans import SpanRecord
+from splitreel.words import plainly
 
 
 class TraceFile:
@@ -24,7 +25,8 @@ class TraceFile:
             self._path.write_text("", encoding="utf-8")
         except OSError as error:
             raise ConfigError(
-                f"trace.file: expected a file that can be written, found {error}. Choose another."
+                f"trace.file: expected a file that can be written at {self._path}, found "
+                f"{plainly(error, self._path)}. Choose another."
             ) from error
 
     def write(self, spans: Sequence[SpanRecord]) -> None:
@@ -42,7 +44,9 @@ def read_spans(path: str | os.PathLike[str]) -> list[SpanRecord]:
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"trace: expected a readable trace file at {path}, found {error}.") from error
+        raise ConfigError(
+            f"{path}: expected a readable trace file, found {plainly(error, path)}. Name what trace.file wrote."
+        ) from error
     return list(_parsed(lines, str(path)))
 
 
@@ -53,6 +57,7 @@ def _parsed(lines: Sequence[str], path: str) -> Iterable[SpanRecord]:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             if number == len(lines) and number > 1:
                 return
+            found = "another object" if isinstance(error, TypeError | AttributeError) else plainly(error)
             raise ConfigError(
-                f"trace: expected a span as JSON in line {number} of {path}, found {error}. Is it a file of trace.file?"
+                f"{path} line {number}: expected a span as JSON, found {found}. Name what trace.file wrote."
             ) from None

@@ -11,6 +11,7 @@ from PIL import Image, ImageDraw, ImageFont
 from splitreel.observe.report import aligned, by_request
 from splitreel.observe.spans import SpanRecord
 from splitreel.observe.timings import STAGES
+from splitreel.words import counted
 
 _SCALE = 2  # pixels per unit: text stays sharp on dense displays
 _WIDTH, _LANE, _TOP, _LEFT, _RIGHT, _BOTTOM = 1200, 58, 64, 190, 24, 84
@@ -31,6 +32,11 @@ _LABELS = {
 _FAILED, _INK, _FAINT = "#c0272d", "#222222", "#e6e6e6"
 
 
+def heading(requests: int, seconds: float) -> str:
+    """What stands above the picture unless a title is given."""
+    return f"{counted(requests, 'request')} in {seconds:.2f} s"
+
+
 def gantt(spans: Sequence[SpanRecord], *, title: str = "") -> Image.Image:
     """The picture; loading is left out, and the axis begins with the first request."""
     shown = [span for span in aligned(spans) if span.request_id]
@@ -42,7 +48,7 @@ def gantt(spans: Sequence[SpanRecord], *, title: str = "") -> Image.Image:
     image = Image.new("RGB", (_WIDTH * _SCALE, height * _SCALE), "white")
     canvas = _Canvas(ImageDraw.Draw(image))
     numbers = {request: index for index, request in enumerate(by_request(shown), 1)}
-    canvas.text((_LEFT, 14), title or f"{len(numbers)} requests in {length:.2f} s", size=15)
+    canvas.text((_LEFT, 14), title or heading(len(numbers), length), size=15)
     canvas.text((_LEFT, 36), "bars carry the number of the request, ticks are steps and chunks", size=11, ink="#666666")
 
     def x(moment: float) -> float:

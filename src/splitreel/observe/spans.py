@@ -16,7 +16,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
 from opentelemetry import trace as otel
@@ -113,12 +113,10 @@ class SpanRecord:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SpanRecord:
         """Back from plain data; unknown names are left out. Raises KeyError when one is missing."""
-        names = {item.name for item in fields(cls)}
-        known = {name: value for name, value in values.items() if name in names}
-        try:
-            return cls(**known)
-        except TypeError as error:
-            raise KeyError(str(error)) from None
+        for item in fields(cls):
+            if item.default is MISSING and item.default_factory is MISSING and item.name not in values:
+                raise KeyError(item.name)
+        return cls(**{item.name: values[item.name] for item in fields(cls) if item.name in values})
 
 
 @dataclass(frozen=True)

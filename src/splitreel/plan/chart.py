@@ -10,6 +10,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from splitreel.errors import ConfigError
 from splitreel.plan.layouts import Figures
+from splitreel.words import plainly
 
 PANEL_WIDTH, PANEL_HEIGHT = 560, 380
 _MARGIN = {"left": 78, "right": 20, "top": 44, "bottom": 128}
@@ -35,7 +36,9 @@ def draw_sweep(rows: Sequence[Figures], path: Path, title: str) -> None:
     try:
         image.save(path, format="PNG")
     except OSError as error:
-        raise ConfigError(f"--sweep: expected a place to write {path}, found {error}. Choose another one.") from error
+        raise ConfigError(
+            f"--sweep: expected a place to write {path}, found {plainly(error, path)}. Choose another one."
+        ) from error
 
 
 def _panel(pen: ImageDraw.ImageDraw, at: tuple[int, int], rows: Sequence[Figures], most: float, top: float) -> None:

@@ -16,6 +16,7 @@ from splitreel.plan.memory import Machine
 from splitreel.plan.simulate import Hand, Outcome, simulate
 from splitreel.plan.sizes import Sizes, components_of
 from splitreel.request import Stage
+from splitreel.words import plainly
 
 ENCODE, DENOISE, DECODE = Stage
 SATURATED, OPEN = 240, 2000  # films per simulation, with a full queue and with arrivals at random
@@ -116,7 +117,11 @@ def _times_of_file(path: Path) -> Times:
     try:
         lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--times: expected stage times or a file of receipts, found {error}.") from error
+        raise ConfigError(
+            f"--times: {path}: expected stage times (encode=S,denoise=S,decode=S) or a file of receipts, found "
+            f"{plainly(error, path)}. "
+            "Correct it, or check the path."
+        ) from error
     seconds: dict[str, list[float]] = {stage.value: [] for stage in Stage}
     for number, line in enumerate(lines, start=1):
         try:
@@ -125,7 +130,8 @@ def _times_of_file(path: Path) -> Times:
                 seconds[each["stage"]].append(float(each["seconds"]))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(
-                f"--times: {path} line {number}: expected a receipt of splitreel generate --json, found {error}. "
+                f"--times: {path} line {number}: expected a receipt of splitreel generate --json, found "
+                f"{'another object' if isinstance(error, TypeError | AttributeError) else plainly(error)}. "
                 "Give one JSON object per line."
             ) from error
     missing = [stage for stage, values in seconds.items() if not values]

@@ -11,7 +11,7 @@ from splitreel.config import MemorySpec
 from splitreel.errors import CheckpointError
 from splitreel.h3.released import RELEASED, REPOSITORY, STAGE_COMPONENTS, Dims, FilmSize, Values, table_bytes
 from splitreel.h3.residency import form, is_adaln
-from splitreel.request import Stage
+from splitreel.request import GenerateRequest, Stage
 from splitreel.roles.checkpoint import INDEX_FILE, Checkpoint, cached_checkpoint, check_safetensors
 
 RELEASE = REPOSITORY
@@ -35,10 +35,27 @@ class Sizes:
         return self.values[component].bytes_in(item_size, memory, dict(memory.quantization).get(component)) + tables
 
 
-def film_size(height: int, width: int, num_frames: int, text_rows: int, workflows: Sequence[str]) -> FilmSize:
-    """A film of some canvas; frames are rounded up to 17 n + 5. With `fl2va` it has two keyframes of its canvas."""
-    keyframes = 2 * (height // 32) * (width // 32) if "fl2va" in workflows else 0
-    return FilmSize(height, width, num_frames + (5 - num_frames) % 17, text_rows, keyframes, "ref2va" in workflows)
+def film_size(
+    request: GenerateRequest, text_rows: int, workflows: Sequence[str], dims: Dims
+) -> tuple[FilmSize, tuple[str, ...]]:
+    """The film of a request's size, and what was rounded; the shortest at the release's canvas where it says none.
+
+    With `fl2va` it has two keyframes of its canvas. Raises InvalidRequest, in the words that refuse a request.
+    """
+    limits, default = dims.limits, FilmSize()
+    if request.height is None or request.width is None:
+        height, width = (
+            side // limits.canvas_multiple * limits.canvas_multiple for side in (default.height, default.width)
+        )
+    else:
+        height, width = request.height, request.width
+    limits.check_canvas(height, width)
+    frames, notes = limits.legal_num_frames()[0], tuple[str, ...]()
+    if request.num_frames is not None:
+        frames, notes = limits.settle_num_frames(request.num_frames, "num_frames", str(request.num_frames))
+    keyframes = 2 * (height // limits.canvas_multiple) * (width // limits.canvas_multiple)
+    conditions = keyframes if "fl2va" in workflows else 0
+    return FilmSize(height, width, frames, text_rows, conditions, "ref2va" in workflows), notes
 
 
 def components_of(stages: Sequence[Stage], workflows: Sequence[str]) -> tuple[str, ...]:

@@ -3,3 +3,7 @@
 Knows diffusers pipelines, safetensors files and devices. Must not know a model's name, fields or geometry (a
 `ModelDefinition` brings those), nor Ray, nor how payloads travel.
 """
+
+from splitreel.roles.quiet_imports import watch_imports
+
+watch_imports()

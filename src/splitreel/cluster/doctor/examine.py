@@ -104,7 +104,7 @@ def _this_machine(work: Examination, *, roles: bool) -> None:
     context = Context(DRIVER, unified=work.unified)
     names = ["machine"]
     if roles and work.config is not None:
-        names = list(FAMILIES)
+        names = [name for name in FAMILIES if name != "network"]  # `_driver` has looked at that, and it is no node
         tasks = [
             RoleTask(role, work.config.role_spec(role), settings.gpus) for role, settings in work.config.roles.items()
         ]
@@ -121,12 +121,8 @@ def _cluster(work: Examination, address: str) -> None:
     try:
         connection = bounded(lambda: connect(address, nodes=1), work.left(CONNECT_S))
     except (ClusterError, TimeoutError) as error:
-        if work.config is None and not os.environ.get("RAY_ADDRESS"):
-            work.findings.append(skip("ray.reachable", "no config, and no Ray runs here", node=DRIVER))
-        else:
-            see = "See that the head runs (splitreel cluster commands prints its lines) and is reachable from here."
-            work.findings.append(of_error("ray.reachable", error, see, node=DRIVER))
-            work.findings += _not_asked(work.config)
+        work.findings.append(_unreachable(work, error))
+        work.findings += _not_asked(work.config)
         _this_machine(work, roles=False)
         return
     try:
@@ -137,6 +133,21 @@ def _cluster(work: Examination, address: str) -> None:
             bounded(connection.close, 10.0)
         except TimeoutError as error:
             work.findings.append(of_error("ray.reachable", error, "Leaving the cluster took too long.", node=DRIVER))
+
+
+def _unreachable(work: Examination, error: ClusterError | TimeoutError) -> Finding:
+    """A failure; but without a config no cluster need be there, and one that another run started for itself is not ours."""
+    details = error.details if isinstance(error, ClusterError) else {}
+    if work.config is None and not os.environ.get("RAY_ADDRESS"):
+        from splitreel.cluster.embedded import of_another_run
+
+        if details.get("nothing_runs"):
+            return skip("ray.reachable", "no config, and no Ray runs here", node=DRIVER)
+        if details.get("token_refused") and of_another_run(details["address"]):
+            shown = f"no config, and the Ray at {details['address']} was started by another run of splitreel for itself"
+            return skip("ray.reachable", shown, node=DRIVER)
+    see = "See that the head runs (splitreel cluster commands prints its lines) and is reachable from here."
+    return of_error("ray.reachable", error, see, node=DRIVER)
 
 
 def _not_asked(config: Config | None) -> Sequence[Finding]:

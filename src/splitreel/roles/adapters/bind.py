@@ -18,6 +18,7 @@ from splitreel.lora import InstallAdapter, LoraReceipt
 from splitreel.roles.adapters.alpha import Alphas
 from splitreel.roles.adapters.keys import Entry, Keys, described, sort_keys
 from splitreel.roles.adapters.patches import Patch
+from splitreel.words import counted
 
 _SHOWN = 8
 
@@ -116,7 +117,7 @@ class _Binding:
             raise AdapterError(f"lora {order.name}, {order.source}: {error.message}", file=order.source) from error
         if not self._patches:
             self._refuse(
-                f"expected updates of {surface.component}, found none among {len(self._tensors)} keys: "
+                f"expected updates of {surface.component}, found none among {counted(len(self._tensors), 'key')}: "
                 f"{_some(list(self._tensors))}",
                 "It is an adapter of another model, or of a form that is not known here.",
             )

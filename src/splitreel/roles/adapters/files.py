@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from splitreel.errors import AdapterError, CheckpointError
 from splitreel.roles.checkpoint import check_safetensors
+from splitreel.words import plainly
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +67,10 @@ def read_adapter(source: str) -> AdapterContent:
     try:
         content = np.fromfile(path, np.uint8)
     except OSError as error:
-        raise AdapterError(f"lora {source}: expected a readable file, found {error}.", file=str(path)) from error
+        raise AdapterError(
+            f"lora {source}: expected a readable file, found {plainly(error, path)}. Check it on that machine.",
+            file=str(path),
+        ) from error
     return AdapterContent(source, hashlib.sha256(content.data).hexdigest(), config_beside(path), content)
 
 

@@ -11,7 +11,7 @@ import typer
 
 from splitreel.serve.cli import cluster, config, doctor, generate, make_tiny, plan, serve, trace
 from splitreel.serve.cli.codes import EXIT_CODES, USAGE
-from splitreel.serve.cli.failures import exit_code_of, explain
+from splitreel.serve.cli.failures import UsageError, as_json, exit_code_of, explain
 from splitreel.serve.cli.logs import Verbose, set_verbosity
 from splitreel.serve.cli.signals import Interrupted, interruptible
 from splitreel.version import __version__
@@ -84,18 +84,19 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         code = 1
     except Exception as error:
         if isinstance(error, _UsageError):
-            print(_usage_message(error), file=sys.stderr)
-            code = USAGE
-        else:
-            explain(error)
-            code = exit_code_of(error)
+            error = UsageError(_usage_message(error))
+        explain(error)
+        code = exit_code_of(error)
+        # Whoever reads JSON gets JSON, whatever happens; the line for people is on stderr all the same.
+        if "--json" in (sys.argv[1:] if arguments is None else arguments):
+            print(as_json(error), flush=True)
     sys.exit(code or 0)
 
 
 def _usage_message(error: Exception) -> str:
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "splitreel"
-    return f"error: {getattr(error, 'format_message', error.__str__)()} See {command} --help."
+    return f"{getattr(error, 'format_message', error.__str__)()} See {command} --help."
 
 
 def _leave_now(code: int) -> NoReturn:

@@ -8,20 +8,37 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from splitreel.serve.cli.codes import DEPLOYMENT
+from splitreel.serve.cli.codes import DEPLOYMENT, FILE_CODES
 
 if TYPE_CHECKING:
     from splitreel.cluster.placement import Node
 
-EPILOG = """Examples:
+_CODES = """Exit codes: 0 all is there; 2 wrong usage or config; 3 no cluster answers or it refuses our token, or a node of the
+config is not in it."""
+
+COMMANDS_EPILOG = f"""Examples:
 
 splitreel cluster commands --unified
+
+splitreel cluster commands --config splitreel.yaml --object-store 1
+
+{FILE_CODES}"""
+
+STATUS_EPILOG = f"""Examples:
 
 splitreel cluster status
 
 splitreel cluster status --address 192.168.23.1:6379 --json
 
-Exit codes: 0 all is there; 2 wrong usage or config; 3 no cluster answers, or a node of the config is not in it."""
+{_CODES}"""
+
+EPILOG = f"""Examples:
+
+splitreel cluster commands --unified
+
+splitreel cluster status
+
+{_CODES}"""
 
 app = typer.Typer(
     help="What to run on each machine, and who is in the cluster.",
@@ -39,7 +56,7 @@ _Overrides = Annotated[
 ]
 
 
-@app.command("commands")
+@app.command("commands", epilog=COMMANDS_EPILOG)
 def commands(
     config: _Config = None,
     overrides: _Overrides = None,
@@ -66,7 +83,7 @@ def commands(
         print("\n# where you run splitreel\nexport RAY_AUTH_MODE=token")
 
 
-@app.command("status")
+@app.command("status", epilog=STATUS_EPILOG)
 def status(
     config: _Config = None,
     overrides: _Overrides = None,

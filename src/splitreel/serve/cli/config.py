@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from splitreel.serve.cli.codes import EXIT_CODES
+from splitreel.serve.cli.codes import FILE_CODES
 
 EPILOG = f"""Examples:
 
@@ -20,7 +20,9 @@ splitreel config schema > splitreel.schema.json
 
 splitreel config convert fastvideo.yaml --output splitreel.yaml --request request.yaml
 
-{EXIT_CODES}"""
+{FILE_CODES}"""
+
+_INIT, _SHOW, _SCHEMA, _CONVERT = (f"Examples:\n\n{line}\n\n{FILE_CODES}" for line in EPILOG.split("\n\n")[1:5])
 
 app = typer.Typer(
     help="Start, explain and convert config files.",
@@ -33,7 +35,7 @@ _Output = Annotated[Path, typer.Option(metavar="FILE", help="The config to write
 _Device = Annotated[Literal["cuda", "cpu"], typer.Option(help="Where the stages compute.")]
 
 
-@app.command("init")
+@app.command("init", epilog=_INIT)
 def init(
     nodes: Annotated[
         list[str] | None,
@@ -63,7 +65,7 @@ def init(
         print(f"{output}: a config for {len(addresses) or 1} machine{'s' if len(addresses) > 1 else ''}.")
 
 
-@app.command("show")
+@app.command("show", epilog=_SHOW)
 def show(
     config: Annotated[
         Path | None,
@@ -89,7 +91,7 @@ def show(
         print(as_yaml(settings))
 
 
-@app.command("schema")
+@app.command("schema", epilog=_SCHEMA)
 def schema() -> None:
     """Print the config file's JSON schema, for editors that complete and check YAML."""
     from splitreel.config_tools.origins import json_schema
@@ -97,7 +99,7 @@ def schema() -> None:
     print(json.dumps(json_schema(), indent=2))
 
 
-@app.command("convert")
+@app.command("convert", epilog=_CONVERT)
 def convert(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A FastVideo run file: generator: and request:.")],
     output: _Output = Path("splitreel.yaml"),

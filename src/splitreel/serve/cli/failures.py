@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 import traceback
@@ -12,6 +13,10 @@ from splitreel.serve.cli.codes import DEPLOYMENT, REQUEST_FAILED, USAGE
 
 class Refused(SplitreelError):
     """Wrong usage that only shows once all options are seen."""
+
+
+class UsageError(Refused):
+    """An option or argument that the command line does not have, or cannot read."""
 
 
 def exit_code_of(error: BaseException) -> int:
@@ -29,6 +34,11 @@ def explain(error: BaseException, *, where: str = "") -> None:
     if logging.getLogger().isEnabledFor(logging.DEBUG):
         remote = error.details.get("remote_traceback") if isinstance(error, SplitreelError) else None
         print(remote or "".join(traceback.format_exception(error)), file=sys.stderr)
+
+
+def as_json(error: BaseException) -> str:
+    """An error that ends a command, as one line of JSON."""
+    return json.dumps({"error": {"type": type(error).__name__, "message": message_of(error)}})
 
 
 def message_of(error: BaseException) -> str:

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from splitreel.serve.cli.failures import Refused
+from splitreel.words import plainly
 
 
 def check_free(path: Path, *, overwrite: bool, option: str = "--output") -> None:
@@ -31,6 +32,8 @@ def write_text(path: Path, text: str, *, option: str = "--output") -> None:
         partial.write_text(text, encoding="utf-8")
         partial.replace(path)
     except OSError as error:
-        raise Refused(f"{option}: expected a place to write {path}, found {error}. Choose another one.") from error
+        raise Refused(
+            f"{option}: expected a place to write {path}, found {plainly(error, path)}. Choose another one."
+        ) from error
     finally:
         partial.unlink(missing_ok=True)

@@ -13,6 +13,7 @@ from splitreel.serve.cli.inputs import Order, refuse_bad
 from splitreel.serve.cli.report import failure_json, film_json, film_text
 from splitreel.serve.cli.show import make_display
 from splitreel.serve.cli.signals import Interrupted, retake
+from splitreel.words import plainly
 
 
 def make_films(config: Config, orders: list[Order], *, as_json: bool) -> int:
@@ -86,7 +87,7 @@ def _settle(order: Order, result: GenerateResult | Exception, *, as_json: bool) 
         try:
             result.save(order.target)
         except OSError as error:
-            result = SplitreelError(f"{order.target}: the film was made and could not be written: {error}.")
+            result = SplitreelError(f"{order.target}: the film was made and could not be written: {plainly(error)}.")
     if isinstance(result, GenerateResult):
         print(film_json(order, result) if as_json else film_text(order, result), flush=True)
         return OK

@@ -150,7 +150,12 @@ def generate(
         ),
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", metavar="", help="One JSON object per film on stdout, and nothing else there.")
+        bool,
+        typer.Option(
+            "--json",
+            metavar="",
+            help="One JSON object per film on stdout, and nothing else there; one with error if all is refused.",
+        ),
     ] = False,
     verbose: Verbose = 0,
 ) -> None:

@@ -17,6 +17,7 @@ from splitreel.errors import InvalidRequest
 from splitreel.media import check_encoders, check_output, probe_video, read_image, read_sound
 from splitreel.request import AudioReference, GenerateRequest, ImageReference, Reference, VideoReference
 from splitreel.serve.cli.failures import Refused
+from splitreel.words import kind_of, plainly
 
 DEFAULT_CONFIG = "splitreel.yaml"
 _MINIMAL = """\
@@ -127,7 +128,9 @@ def _orders_of_file(prompts: Path, flags: Mapping[str, Any], target: Path) -> li
     try:
         text = prompts.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise Refused(f"--prompts: expected a text file, found {error}.") from error
+        raise Refused(
+            f"--prompts: {prompts}: expected a text file, found {plainly(error, prompts)}. Check the path."
+        ) from error
     lines = [
         (number, line.strip())
         for number, line in enumerate(text.splitlines(), start=1)
@@ -174,10 +177,13 @@ def read_request(path: Path) -> dict[str, Any]:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise Refused(f"--request: expected a YAML or JSON file, found {error}.") from error
+        raise Refused(
+            f"--request: {path}: expected a YAML or JSON file, found {plainly(error, path)}. Check it."
+        ) from error
     if not isinstance(content, dict):
-        found = "nothing" if content is None else type(content).__name__
-        raise Refused(f"--request: expected the fields of one request in {path}, found {found}.")
+        raise Refused(
+            f"--request: {path}: expected the fields of one request, found {kind_of(content)}. Write prompt: TEXT, and on."
+        )
     try:
         return _checked_fields(content)
     except Refused as error:
@@ -188,9 +194,9 @@ def _read_line(line: str) -> dict[str, Any]:
     try:
         content = json.loads(line)
     except ValueError as error:
-        raise Refused(f"expected a JSON object, found {error}.") from error
+        raise Refused(f"expected a JSON object, found {plainly(error)}. Correct the line.") from error
     if not isinstance(content, dict):
-        raise Refused(f"expected a JSON object, found {type(content).__name__}.")
+        raise Refused(f"expected a JSON object, found {kind_of(content)}. Put the fields in {{ }}.")
     if "prompt" not in content:
         raise Refused("prompt: expected a text, found none.")
     return _checked_fields(content)

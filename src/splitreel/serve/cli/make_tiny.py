@@ -7,9 +7,10 @@ from typing import Annotated, Literal
 
 import typer
 
-from splitreel.serve.cli.codes import EXIT_CODES
+from splitreel.serve.cli.codes import FILE_CODES
 from splitreel.serve.cli.failures import Refused
 from splitreel.serve.cli.logs import Verbose, set_verbosity
+from splitreel.words import plainly
 
 EPILOG = f"""Examples:
 
@@ -19,7 +20,7 @@ splitreel make-tiny models/other --geometry other --size small --dtype bfloat16
 
 splitreel make-tiny models/fast --vsa-gates
 
-{EXIT_CODES}"""
+{FILE_CODES}"""
 
 
 def make_tiny(
@@ -48,4 +49,6 @@ def make_tiny(
     try:
         print(make(directory, geometry=geometry, size=size, dtype=dtype, seed=seed, vsa_gates=vsa_gates))
     except OSError as error:
-        raise Refused(f"DIR: expected a place where folders can be written, found {error}. Choose another.") from error
+        raise Refused(
+            f"DIR: expected a place where folders can be written, found {plainly(error)}. Choose another."
+        ) from error

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from splitreel.serve.cli.codes import DEPLOYMENT
+from splitreel.words import counted
 
 if TYPE_CHECKING:
     from splitreel.config import Config
@@ -29,7 +30,8 @@ splitreel plan --times encode=42,denoise=92,decode=94 --machines 4    (which rol
 
 splitreel plan --node a=128:unified --times receipts.jsonl --machines 4 --sweep outputs/plan
 
-Exit codes: 0 it fits; 2 wrong usage; 3 it does not fit, or the checkpoint cannot be read."""
+Exit codes: 0 it fits: these machines, or with --times and without a config one of the ways that are compared; 2 wrong
+usage or config, or a film that generate refuses; 3 it does not fit, or the checkpoint cannot be read."""
 
 _MEMORY, _SPEED = "Does it fit", "How fast is it"
 
@@ -71,9 +73,25 @@ def plan(
             "--workflow", metavar="W", show_default=False, help="Default: t2va; repeatable.", rich_help_panel=_MEMORY
         ),
     ] = None,
-    height: Annotated[int, typer.Option(metavar="H", min=32, rich_help_panel=_MEMORY)] = 768,
-    width: Annotated[int, typer.Option(metavar="W", min=32, rich_help_panel=_MEMORY)] = 1344,
-    num_frames: Annotated[int, typer.Option(metavar="N", min=5, max=345, rich_help_panel=_MEMORY)] = 124,
+    height: Annotated[
+        int | None,
+        typer.Option(
+            metavar="H",
+            show_default=False,
+            help="As splitreel generate takes it, together with --width. Default: 768 x 1344.",
+            rich_help_panel=_MEMORY,
+        ),
+    ] = None,
+    width: Annotated[int | None, typer.Option(metavar="W", show_default=False, rich_help_panel=_MEMORY)] = None,
+    num_frames: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            show_default=False,
+            help="Rounded up to what the model can make. Default: the shortest.",
+            rich_help_panel=_MEMORY,
+        ),
+    ] = None,
     text_rows: Annotated[
         int, typer.Option(metavar="N", min=1, help="Tokens of the prompt, pictures included.", rich_help_panel=_MEMORY)
     ] = 512,
@@ -138,6 +156,7 @@ def plan(
     from splitreel.plan.memory import best_layout, forecast, parse_machine, workers_of
     from splitreel.plan.report import memory_json, memory_text
     from splitreel.plan.sizes import RELEASE, film_size, sizes_of
+    from splitreel.request import GenerateRequest
     from splitreel.serve.cli.failures import Refused
     from splitreel.serve.cli.inputs import DEFAULT_CONFIG
 
@@ -146,6 +165,7 @@ def plan(
     settings = load_config(config, overrides or []) if config is not None else None
     if config is None and overrides:
         raise Refused("--set: expected --config too, found none. Give the config whose setting to change.")
+    size = GenerateRequest(prompt="any", height=height, width=width, num_frames=num_frames)
     known = [parse_machine(text) for text in nodes or ()]
     twice = sorted({each.name for each in known if [other.name for other in known].count(each.name) > 1})
     if twice:
@@ -161,7 +181,9 @@ def plan(
     served = _served(settings, workflows)
     path = model or (settings.model.path if settings else RELEASE)
     sizes = sizes_of(path, served, revision=settings.model.revision if settings else None, online=not offline)
-    film = film_size(height, width, num_frames, text_rows, served)
+    film, rounded = film_size(size, text_rows, served, sizes.dims)
+    for note in rounded:
+        typer.echo(f"note: {note}", err=True)
 
     report: dict[str, Any] = {}
     fits = True
@@ -188,6 +210,13 @@ def plan(
             link_rate=link_rate * 1e9,
         )
         report |= _speed(speed, machines, rate, sweep, rates, as_json=as_json, gap=bool(known))
+        if not fits and settings is None:
+            # Nothing fixes a layout: the comparison is the answer, and the machines given are those to have several of.
+            ways = [row["name"] for row in report["layouts"] if not row["obstacle"]]
+            fits = bool(ways)
+            if not as_json:
+                which = f"; with up to {machines} like the smallest of them these do: {', '.join(ways)}" if ways else ""
+                print(f"\nThe machines given do not hold the model{which}.")
     elif sweep is not None or rate is not None or rates is not None:
         raise Refused(
             "--times: expected the seconds of each stage for --rate, --rates and --sweep, found none. Add --times."
@@ -267,7 +296,7 @@ def _speed(
         )
         report |= {"table": str(table), "picture": str(picture)}
         if not as_json:
-            print(f"\n{table}, {picture}: {len(rows)} simulations.")
+            print(f"\n{table}, {picture}: {counted(len(rows), 'simulation')}.")
     return report
 
 

@@ -9,6 +9,7 @@ from splitreel.observe.timings import HopTiming, StageTiming
 from splitreel.request import GenerateResult
 from splitreel.serve.cli.failures import message_of
 from splitreel.serve.cli.inputs import Order
+from splitreel.words import counted
 
 
 def film_text(order: Order, result: GenerateResult) -> str:
@@ -18,7 +19,7 @@ def film_text(order: Order, result: GenerateResult) -> str:
         f"{order.target}  {_size(order.target.stat().st_size)}",
         f"  {made.num_frames} frames at {made.fps:g} fps = {made.seconds:.3f} s, {made.width} wide, {made.height} high, "
         f"stereo at {made.sample_rate / 1000:g} kHz",
-        f"  {made.workflow}, {made.steps} sigma points, {made.transformer_calls} transformer calls"
+        f"  {made.workflow}, {made.steps} sigma points, {counted(made.transformer_calls, 'transformer call')}"
         f"{f' ({made.cached_steps} from the cache)' if made.cached_steps else ''}, seed {made.seed}",
         *([f"  lora {', '.join(f'{use.name} at {use.scale:g}' for use in made.lora)}"] if made.lora else []),
         f"  took {duration(result.seconds)} from the start of its encode",

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from splitreel.serve.cli.codes import DEPLOYMENT, EXIT_CODES, OK
+from splitreel.serve.cli.codes import DEPLOYMENT, FILE_CODES, OK, SERVE_CODES
 from splitreel.serve.cli.logs import Verbose, set_verbosity
 
 EPILOG = f"""Examples:
@@ -23,7 +23,7 @@ curl -s http://127.0.0.1:8000/v1/videos -H 'Content-Type: application/json' -d '
 
 OPENAI_BASE_URL=http://127.0.0.1:8000/v1 OPENAI_API_KEY=none python your_program.py
 
-{EXIT_CODES}"""
+{SERVE_CODES}"""
 
 KEY_EPILOG = f"""Examples:
 
@@ -31,7 +31,7 @@ splitreel key alice
 
 splitreel key alice --json
 
-{EXIT_CODES}"""
+{FILE_CODES}"""
 
 
 def serve(

@@ -12,7 +12,7 @@ import typer
 from splitreel.observe.accounts import PayloadAccount
 from splitreel.observe.spans import SpanRecord
 from splitreel.observe.timings import HopTiming
-from splitreel.serve.cli.codes import EXIT_CODES
+from splitreel.serve.cli.codes import FILE_CODES
 from splitreel.serve.cli.logs import Verbose, set_verbosity
 
 EPILOG = f"""Examples:
@@ -21,7 +21,7 @@ splitreel generate --prompts prompts.txt --set trace.file=trace.jsonl
 
 splitreel trace trace.jsonl --chrome trace.json --png trace.png
 
-{EXIT_CODES}"""
+{FILE_CODES}"""
 
 # Pieces of the critical path that are shorter are shown as one.
 _SMALL_S = 0.001

@@ -19,6 +19,7 @@ from splitreel.serve.http.app import create_app
 from splitreel.serve.http.listening import listen
 from splitreel.serve.jobs.service import JobService
 from splitreel.serve.studio.mount import mount_studio
+from splitreel.words import counted
 
 _CLOSE_SECONDS = 5  # what answers under way get once everything else has ended
 Say = Callable[[str], None]
@@ -97,7 +98,7 @@ async def _run(
         say(f"stopping: running jobs have {service.config.serve.drain:g} s; a second signal ends at once")
     put_back = await service.drain(0.0 if service.deployment.failure else None)
     if put_back:
-        say(f"{put_back} jobs were put back into the queue")
+        say(f"{counted(put_back, 'job was', 'jobs were')} put back into the queue")
     server.should_exit = True
     await serving
     for task in (opened, *ends[1:]):

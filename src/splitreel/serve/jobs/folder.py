@@ -21,6 +21,7 @@ from PIL import Image
 
 from splitreel.errors import ConfigError
 from splitreel.observe.spans import SpanRecord
+from splitreel.words import plainly
 
 _INCOMING = ".incoming"
 _ORPHAN_SECONDS = 3600.0
@@ -39,7 +40,7 @@ class JobFolder:
                 pass
         except OSError as error:
             raise ConfigError(
-                f"serve.folder: expected a folder that can be written at {root}, found {error}. Choose another."
+                f"serve.folder: expected a folder that can be written at {root}, found {plainly(error, root)}. Choose another."
             ) from error
 
     @contextmanager

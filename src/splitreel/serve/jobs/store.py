@@ -22,6 +22,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from splitreel.errors import ConfigError, QueueFull
 from splitreel.serve.jobs.refusals import JobBusy, KeyReused, OverQuota, no_such_job
 from splitreel.serve.jobs.table import ACTIVE, ENDED, SCHEMA, Base, Job, JobState, Meta
+from splitreel.words import counted
 
 _BUSY_SECONDS = 30  # how long a write waits for another process's write to the same SQLite file
 
@@ -221,7 +222,7 @@ class JobStore:
                 if job.cancel:
                     _end(job, Outcome("cancelled", now, "cancelled", "Cancelled while its server was being replaced."))
                 elif job.attempts >= attempts:
-                    words = f"Begun {job.attempts} times, and each time the server ended under it (serve.attempts)."
+                    words = f"Begun {counted(job.attempts, 'time')}, and each time the server ended under it (serve.attempts)."
                     _end(job, Outcome("failed", now, "interrupted", words))
                 else:
                     _requeue(job)
