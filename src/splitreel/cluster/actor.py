@@ -17,7 +17,7 @@ import ray._private.worker as ray_worker
 from splitreel.cluster.direct import Kept, keep, read
 from splitreel.cluster.host import WorkerHost
 from splitreel.cluster.journal import Entry
-from splitreel.cluster.replies import NodeFacts, Reply, WorkerFacts, versions
+from splitreel.cluster.replies import NodeFacts, Reply, Room, WorkerFacts, versions
 from splitreel.cluster.transport import NIXL, OBJECT_STORE, arrive, transport_of
 from splitreel.config import RoleSpec
 from splitreel.engine.backend import WorkerHealth, hop_into
@@ -45,6 +45,7 @@ class WorkerActor:
         set_up_worker_log()
         context = ray.get_runtime_context()
         node = NodeFacts(node_id=context.get_node_id(), name=ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+        self._made_bytes = 0
         self._transport = spec.transport
         self._host = WorkerHost(model, spec, name, node, environment, transport_of(spec.transport))
         get_logger(__name__).info(
@@ -62,12 +63,8 @@ class WorkerActor:
         """Check files, read the geometry, and see how full the disk is that Ray spills to."""
         reply = self._host.prepare()
         if isinstance(reply.value, WorkerFacts):
-            ray_node = ray_worker.global_worker.node
-            assert ray_node is not None
-            folder = ray_node.get_session_dir_path()
-            usage = shutil.disk_usage(folder)
-            full = usage.used / (usage.used + usage.free)
-            return Reply(value=replace(reply.value, spill_folder=folder, spill_full=full))
+            room = self._room()
+            return Reply(value=replace(reply.value, spill_folder=room.folder, spill_full=room.full))
         return reply
 
     def load(self) -> Reply:
@@ -88,7 +85,9 @@ class WorkerActor:
                 transport=self._transport if stage.previous is not None else OBJECT_STORE,
             )
 
-        return self._host.run_stage(stage, request_id, arrival)
+        made, reply = self._host.run_stage(stage, request_id, arrival)
+        self._made_bytes = made.num_bytes if made is not None else 0
+        return made, reply
 
     def adapt_between_stages(self, order: AdapterOrder) -> Reply:
         """Carry out an order that writes weights."""
@@ -134,6 +133,21 @@ class WorkerActor:
     def accept_direct(self, nested: list[Any], timeout: float) -> int:
         """Read a probe object from the memory of the worker that keeps it; its bytes. Raises as `direct.read` does."""
         return read(ray.get(nested[0], timeout=timeout), timeout=timeout, check=lambda: None).num_bytes
+
+    @ray.method(concurrency_group="control")
+    def room(self) -> Room:
+        """What the last payload needs and the node has: why Ray may not have taken it."""
+        return self._room()
+
+    def _room(self) -> Room:
+        ray_node = ray_worker.global_worker.node
+        assert ray_node is not None
+        folder = ray_node.get_session_dir_path()
+        usage = shutil.disk_usage(folder)
+        rows: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+        own = [row["Resources"] for row in rows if row["NodeID"] == self._host.node.node_id]
+        store = round(own[0].get("object_store_memory", 0)) if own else 0
+        return Room(self._made_bytes, store, folder, usage.free, usage.used / (usage.used + usage.free))
 
     @ray.method(concurrency_group="control")
     def shut(self) -> None:

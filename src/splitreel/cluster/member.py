@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import ray
-from ray.exceptions import ActorUnschedulableError, RayActorError, RayError
+from ray.exceptions import ActorUnschedulableError, ObjectStoreFullError, OutOfDiskError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from splitreel.cluster.actor import actor_class
@@ -18,7 +19,7 @@ from splitreel.cluster.environment import shown, split, worker_environment
 from splitreel.cluster.host import slow
 from splitreel.cluster.journal import Reader
 from splitreel.cluster.placement import Node, Wish
-from splitreel.cluster.replies import Reply, WorkerFacts, reply_value
+from splitreel.cluster.replies import Reply, Room, WorkerFacts, reply_value
 from splitreel.config import EngineConfig, RoleSpec
 from splitreel.engine.backend import PayloadGone, StageReceipt, WorkerHealth, WorkerInfo
 from splitreel.errors import PlacementError, StageError, WorkerLost, WorkerNotReady
@@ -165,7 +166,7 @@ class Member:
         except RayError as error:
             where = f"node {self.node.address if self.node else '?'}, role {self.spec.role}"
             raise StageError(
-                f"{stage} of request {request_id} failed on {where}: {reason(error)}",
+                f"{stage} of request {request_id} failed on {where}: {await self._why(error)}",
                 request_id=request_id,
                 stage=stage,
                 role=self.spec.role,
@@ -182,6 +183,14 @@ class Member:
             raise PayloadGone(reply.failure.message)
         self.restarts = 0
         return made, reply_value(reply)
+
+    async def _why(self, error: RayError) -> str:
+        """Ray's error in words of ours; with sizes where it had no room for what the stage made."""
+        if isinstance(error, OutOfDiskError | ObjectStoreFullError) and self._actor is not None:
+            with contextlib.suppress(TimeoutError, RayError):
+                room: Room = await asyncio.wait_for(as_future(self._actor.room.remote()), _HEALTH_TIMEOUT)
+                return str(room)
+        return reason(error)
 
     async def adapt(self, order: AdapterOrder, content: Any, timeout: float) -> LoraReceipt | None:
         """Change the worker's adapters; an order that writes weights waits for the stage under way."""

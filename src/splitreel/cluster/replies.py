@@ -48,6 +48,27 @@ class WorkerFacts:
 
 
 @dataclass(frozen=True)
+class Room:
+    """What a worker's last payload needs, and what its node has: bytes of the payload, of Ray's object store and of the disk
+    it spills to, and how full that is.
+    """
+
+    payload_bytes: int
+    store_bytes: int
+    folder: str
+    free_bytes: int
+    full: float
+
+    def __str__(self) -> str:
+        return (
+            f"expected room for a payload of {self.payload_bytes / 1e6:.1f} MB in Ray's object store there "
+            f"({self.store_bytes / 1e6:.0f} MB) or on the disk that it spills to, found the store full and {self.folder} "
+            f"{self.full:.0%} full, {self.free_bytes / 1e6:.1f} MB free. Free space there, start Ray with a larger "
+            "--object-store-memory or with --temp-dir elsewhere, or set a smaller engine.max_in_flight."
+        )
+
+
+@dataclass(frozen=True)
 class Failure:
     """An exception in a form that always crosses processes: its words, and the error itself when it is one of ours."""
 

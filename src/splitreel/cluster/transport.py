@@ -78,7 +78,7 @@ def arrive(
                 if time.monotonic() > deadline:
                     raise PayloadGone(
                         f"{name}: expected the payload within {timeout:g} s, found nothing. The link between the nodes is "
-                        "cut or the sending node is gone."
+                        "cut, the sending node is gone, or the object store and the disk of this one are full."
                     )
             if not local:
                 continue
