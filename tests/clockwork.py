@@ -198,9 +198,9 @@ def submitted(
     return pack(Payload(header, {"data": data}))
 
 
-def film_digest(size: int = 64, blocks: int = 1) -> bytes:
-    """What an undisturbed request ends with."""
+def film_digest(size: int = 64, blocks: int = 1, **plan: Any) -> bytes:
+    """What an undisturbed request ends with. `plan`: as of `submitted`; of it, `blocks` count."""
     data = torch.arange(size, dtype=torch.int64).to(torch.uint8).numpy().tobytes()
     for stage in Stage:
-        data = hashlib.sha256(data + stage.encode()).digest()
+        data = hashlib.sha256(data + stage.encode()).digest() * plan.get(stage, {}).get("blocks", 1)
     return data * blocks

@@ -16,6 +16,7 @@ from pathlib import Path
 from splitreel.cluster.embedded import RAY_START, SOURCES, UP
 
 PORT, OBJECTS = 6379, 7001  # of the head
+UCX_PORTS = "41000-41200"  # where NIXL listens
 
 
 class Unavailable(Exception):
@@ -82,11 +83,9 @@ class Cable:
                 self.b.ip("rule", "del", "pref", preference)
 
     @contextmanager
-    def objects_do_not_leave_a(self) -> Iterator[None]:
-        """B's requests for objects of A are dropped at A."""
-        self.a.ip(
-            "rule", "add", "pref", "20", "iif", self.a.device, "ipproto", "tcp", "dport", str(OBJECTS), "blackhole"
-        )
+    def dropped_at_a(self, ports: str = str(OBJECTS)) -> Iterator[None]:
+        """What B sends to ports of A is dropped there, silently: as a rule its requests for objects of A."""
+        self.a.ip("rule", "add", "pref", "20", "iif", self.a.device, "ipproto", "tcp", "dport", ports, "blackhole")
         self.a.ip("rule", "add", "pref", "30", "lookup", "local")
         self.a.ip("rule", "del", "pref", "0")
         try:
@@ -165,7 +164,9 @@ def two_machines() -> Iterator[Cable]:
         a, b = undo.enter_context(joined("10.77.0", "169.254.77"))
         environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
-            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), str(SOURCES)]),
+            "PYTHONPATH": os.pathsep.join(
+                filter(None, [str(Path(__file__).parent), str(SOURCES), os.environ.get("PYTHONPATH")])
+            ),
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
         }

@@ -13,10 +13,12 @@ from typing import Any
 from clockwork import film_digest, submitted
 from configs import roles_config
 from engines import opened
+from namespaces import UCX_PORTS
 from splitreel.cluster.doctor.examine import examine
 from splitreel.engine.engine import Engine
 from splitreel.engine.job import Job
 from splitreel.errors import SplitreelError
+from splitreel.observe.timings import timings_of
 from splitreel.request import Stage
 from splitreel.wire import unpack
 
@@ -115,6 +117,25 @@ async def cut(address: str, folder: Path, device: str) -> dict[str, Any]:
         "outcome": outcome,
         "ended": ended,
         "state": state,
+    }
+
+
+async def direct(address: str, folder: Path, device: str) -> dict[str, Any]:
+    """Two requests whose payloads travel by nixl."""
+    env = {"UCX_TLS": "tcp", "UCX_TCP_PORT_RANGE": UCX_PORTS}
+    roles = {"encoder_decoder": {"node": "10.77.0.1", "env": env}, "dit": {"node": "169.254.77.2", "env": env}}
+    plan = {"encode": {"blocks": 300_000}, "denoise": {"blocks": 100_000}}
+    try:
+        async with opened(folder, address, roles, transport="nixl", probe_timeout=5.0) as engine:
+            films = [
+                await engine.submit(name, "t2va", submitted(name, **plan)).result(60) for name in ("first", "second")
+            ]
+    except SplitreelError as error:
+        return {"error": type(error).__name__, "message": str(error)}
+    made = [bytes(unpack(film.payload).tensors["data"].numpy()) for film in films]  # type: ignore[union-attr]
+    return {
+        "right": [data == film_digest(**plan) for data in made],
+        "transports": [[hop.transport for hop in timings_of(film.spans).hops] for film in films],
     }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 import re
 import signal
@@ -17,7 +16,7 @@ import pytest
 import pytest_asyncio
 import ray
 
-from clockwork import submitted
+from clockwork import film_digest, submitted
 from engines import opened, stored
 from splitreel.cluster.embedded import SOURCES, EmbeddedCluster
 from splitreel.cluster.ray_backend import RayBackend
@@ -26,7 +25,6 @@ from splitreel.engine.engine import Engine
 from splitreel.engine.job import Job
 from splitreel.errors import RequestCancelled, WorkerNotReady
 from splitreel.observe.timings import timings_of
-from splitreel.request import Stage
 from splitreel.wire import unpack
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")]
@@ -34,14 +32,6 @@ pytestmark = [pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")
 HOP_TIMEOUT = 3.0
 # What a film of random bits needs: 9.6 MB to denoise, 3.2 MB to decode.
 PLAN: dict[str, Any] = {"encode": {"blocks": 300_000}, "denoise": {"blocks": 100_000}}
-
-
-def expected() -> bytes:
-    """The digest of a film that was made with PLAN."""
-    data = bytes(range(64))
-    for stage in Stage:
-        data = hashlib.sha256(data + stage.encode()).digest() * PLAN.get(stage, {}).get("blocks", 1)
-    return data
 
 
 def digest(film: Any) -> bytes:
@@ -109,7 +99,7 @@ async def kept(engine: Engine) -> int:
 async def test_films_are_the_same_and_say_how_they_travelled(direct: Engine) -> None:
     jobs = [direct.submit(f"r{number}", "t2va", submitted(f"r{number}", **PLAN)) for number in range(4)]
     films = [await job.result(60) for job in jobs]
-    assert [digest(film) for film in films] == [expected()] * 4
+    assert [digest(film) for film in films] == [film_digest(**PLAN)] * 4
     for film in films:
         hops = timings_of(film.spans).hops
         assert [hop.transport for hop in hops] == ["object_store", "nixl", "nixl", "object_store"]
@@ -142,7 +132,7 @@ async def test_a_stopped_producer_holds_nobody_up(direct: Engine) -> None:
     finally:
         os.kill(before["encoder"].pid, signal.SIGCONT)
     film = await direct.submit("after", "t2va", submitted("after", **PLAN)).result(60)
-    assert digest(film) == expected()
+    assert digest(film) == film_digest(**PLAN)
     assert {name: report.pid for name, report in (await workers(direct)).items()} == {
         name: report.pid for name, report in before.items()
     }
@@ -155,7 +145,7 @@ async def test_a_dead_producer_costs_another_encode(direct: Engine) -> None:
     os.kill(before["encoder"].pid, signal.SIGKILL)
     await slow.result(30)
     film = await waiting.result(60)
-    assert digest(film) == expected()
+    assert digest(film) == film_digest(**PLAN)
     assert [span.status for span in film.spans if span.name == "hop.fetch" and span.stage == "denoise"][-2:] == [
         "error",
         "ok",

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from namespaces import PORT, Cable, Unavailable, two_machines
+from namespaces import PORT, UCX_PORTS, Cable, Unavailable, two_machines
 
 pytestmark = [pytest.mark.timeout(180)]
 
@@ -30,7 +30,7 @@ def cable() -> Iterator[Cable]:
 def drive(cable: Cable, case: str) -> Any:
     """Run a case of `netns_driver` on side A."""
     folder = cable.folder / case
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     command = [sys.executable, str(HERE / "netns_driver.py"), case, f"10.77.0.1:{PORT}", str(folder), cable.a.device]
     ended = subprocess.run(
         cable.a.command(*command), env=cable.environment, capture_output=True, text=True, timeout=120
@@ -67,7 +67,7 @@ def test_a_link_that_lets_only_the_head_through(cable: Cable) -> None:
 
 def test_a_link_on_which_payloads_do_not_arrive(cable: Cable, healthy: Any) -> None:
     """Calls pass, payloads do not: either way, the head's object port takes part."""
-    with cable.objects_do_not_leave_a():
+    with cable.dropped_at_a():
         found = drive(cable, "stuck")
     assert found["error"] == "ClusterError"
     assert "encoder_decoder → dit (169.254.77.2): nothing arrived" in found["message"]
@@ -76,9 +76,22 @@ def test_a_link_on_which_payloads_do_not_arrive(cable: Cable, healthy: Any) -> N
     assert found["seconds"] < healthy["opening"] + 12
 
 
+def test_payloads_by_nixl(cable: Cable) -> None:
+    """Over TCP, from memory to memory; with its ports closed, if only one way, the start says so."""
+    pytest.importorskip("nixl", reason='needs NIXL: pip install "splitreel[nixl]"', exc_type=ImportError)
+    found = drive(cable, "direct")
+    assert found["right"] == [True, True]
+    assert found["transports"] == [["object_store", "nixl", "nixl", "object_store"]] * 2
+    with cable.dropped_at_a(UCX_PORTS):
+        found = drive(cable, "direct")
+    assert found["error"] == "ClusterError"
+    assert "encoder_decoder → dit (169.254.77.2): no answer" in found["message"]
+    assert "UCX" in found["message"]
+
+
 def test_doctor_names_the_direction(cable: Cable) -> None:
     """Objects do not leave A: said of the way from A to B, and of nothing else."""
-    with cable.objects_do_not_leave_a():
+    with cable.dropped_at_a():
         found = drive(cable, "doctor")
     wrong = [each for each in found["checks"] if each["status"] == "fail"]
     assert {each["check"] for each in wrong} == {"link.objects"}, wrong
