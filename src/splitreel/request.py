@@ -226,7 +226,8 @@ class Effective:
     """What a request really makes, after the model's rules were applied.
 
     `num_frames` at `fps`; the canvas `height` x `width` in pixels; `steps` sigma points and `transformer_calls`,
-    of which `cached_steps` reused earlier work.
+    of which `cached_steps` reused earlier work. With sparse attention (VSA): how often a layer's attention was sparse, and
+    how often dense as its step or layer is to be.
     `warnings`: what was changed or may surprise (a rounded frame count, a stretched keyframe). `lora`: the adapters that
     act, asked for or set for all.
     """
@@ -241,6 +242,8 @@ class Effective:
     seed: int
     sample_rate: int
     cached_steps: int = 0
+    sparse_attention_calls: int = 0
+    dense_attention_calls: int = 0
     warnings: tuple[str, ...] = ()
     lora: tuple[LoraUse, ...] = ()
 

@@ -27,6 +27,7 @@ from splitreel.h3.films import film_contents
 from splitreel.h3.geometry import Geometry, read_geometry
 from splitreel.h3.media import prepare
 from splitreel.h3.model import MiniMaxH3
+from splitreel.h3.payloads import denoise_counts
 from splitreel.h3.rules import check_references, check_workflow
 from splitreel.h3.tiny import make_tiny
 from splitreel.observe.progress import LoadProgress, Progress
@@ -386,10 +387,9 @@ def preflight(config: Config, requests: Sequence[GenerateRequest]) -> list[Effec
 def film_result(request_id: str, effective: Effective, film: Film) -> GenerateResult:
     """What the user gets of a finished job."""
     payload: Payload = unpack(film.payload)
-    calls = int(payload.header.values["transformer_calls"])
     return GenerateResult(
         request_id=request_id,
-        effective=replace(effective, transformer_calls=calls, cached_steps=int(payload.header.values["cached_steps"])),
+        effective=replace(effective, **denoise_counts(payload.header.values)),
         timings=timings_of(film.spans),
         seconds=film.seconds,
         **film_contents(payload),

@@ -209,7 +209,8 @@ def test_an_attention_backend_that_b_cannot_import(broken: Broken) -> None:
     line = broken.line("attention.backend", SKEWED, Status.FAIL, role="dit")
     assert "roles.dit.attention.backend: sage does not run in" in line.found
     assert line.found.endswith("ModuleNotFoundError: No module named 'sageattention'")
-    assert line.remedy.startswith("Install what is missing there, or choose one of auto, native")
+    assert line.remedy.startswith("In that environment: build SageAttention 2.1.1 or newer from its source")
+    assert "Usable there: native" in line.remedy
 
 
 def test_a_tiny_dev_shm_on_b(broken: Broken) -> None:

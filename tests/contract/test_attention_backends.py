@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,7 +21,7 @@ from splitreel.errors import ConfigError, WorkerNotReady
 from splitreel.h3.model import MiniMaxH3
 from splitreel.h3.warmup import transformer_inputs
 from splitreel.roles import backends
-from splitreel.roles.backends import AttentionCase, candidates, diffusers_backend, try_backend
+from splitreel.roles.backends import AttentionCase, candidates, diffusers_backend, remedy, try_backend
 from splitreel.roles.role import Role
 
 pytestmark = [
@@ -71,6 +73,7 @@ def test_a_backend_works_as_native_does_or_is_refused_with_its_cause(
         assert f"{type(cause).__name__}: {cause}" in message, "the original words"
         assert refused.error_type in refused.remote_traceback
         assert refused.python == sys.executable
+        assert message.endswith(remedy(name, cause))
         if name not in CUDA_KERNELS | CPU_KERNELS:
             assert isinstance(cause, ImportError), f"nothing of the kind is installed: {cause!r}"
         print(f"{name} | {dtype} | refused: {type(cause).__name__}: {cause}")
@@ -87,6 +90,35 @@ def test_a_backend_works_as_native_does_or_is_refused_with_its_cause(
     error_ratio = float((found - native).norm() / native.norm())
     assert error_ratio <= (1e-5 if dtype == "float32" else 2e-2)
     print(f"{name} | {dtype} | works, {error_ratio:.1e} from native")
+
+
+def test_remedies_say_what_diffusers_requires() -> None:
+    """The versions are those of its own checks; a hub's backend needs `kernels`, whatever it runs."""
+    missing = ModuleNotFoundError("No module named 'x'")
+    said = {name: remedy(name, missing) for name in ATTENTION_BACKENDS}
+    dispatch = attention_dispatch
+    assert f"'flash-attn>={dispatch._REQUIRED_FLASH_VERSION}'" in said["flash"] == said["flash_varlen"]
+    assert f"SageAttention {dispatch._REQUIRED_SAGE_VERSION} or newer" in said["sage"] == said["sage_varlen"]
+    assert f"'xformers>={dispatch._REQUIRED_XFORMERS_VERSION}'" in said["xformers"]
+    assert f"'torch_xla>={dispatch._REQUIRED_XLA_VERSION}'" in said["native_xla"]
+    source = inspect.getsource(dispatch._check_attention_backend_requirements)
+    assert re.findall(r'is_kernels_version\(">=", "([\d.]+)"\)', source) == ["0.12", "0.12.3"]
+    hub = [name for name in ATTENTION_BACKENDS if name.endswith("_hub")]
+    assert len(hub) == len(dispatch._HUB_KERNELS_REGISTRY) == 8
+    for name in hub:
+        version = "0.12.3" if name == "flash_4_hub" else "0.12"
+        assert f"pip install -U 'kernels>={version}'" in said[name]
+        assert "flash-attn" not in said[name]
+        refused = remedy(name, refusal(dit("bfloat16", transformer=name)).__cause__)  # type: ignore[union-attr, arg-type]
+        assert refused.startswith(f"Set attention.hub_kernels: true, and pip install -U 'kernels>={version}'")
+    old = RuntimeError("Backend 'flash_hub' needs to be used with a `kernels` version of at least 0.12. Please update")
+    assert "pip install -U 'kernels>=0.12'" in remedy("flash_hub", old)
+    untrusted = ValueError("loads `a/b`, ... Set `DIFFUSERS_TRUST_REMOTE_KERNELS=true` to allow it.")
+    assert "DIFFUSERS_TRUST_REMOTE_KERNELS: 'true' in the role's env" in remedy("sage_hub", untrusted)
+    assert "check the network" in remedy("flash_hub", OSError("no route"))
+    assert "installed, for another torch" in remedy("flash_3", ImportError("undefined symbol: _ZN3c105ErrorC2E"))
+    for name in ("native_cudnn", "flex"):
+        assert remedy(name, RuntimeError("no kernel")).startswith("It does not compute this on this device")
 
 
 def test_a_hub_kernel_is_never_fetched_unasked() -> None:

@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from configs import roles_config
+from splitreel.cluster.host import WorkerHost
+from splitreel.cluster.replies import NodeFacts
 from splitreel.errors import ConfigError, WorkerNotReady
 from splitreel.h3.model import MiniMaxH3
 from splitreel.h3.warmup import transformer_inputs, warm_up
@@ -46,6 +48,12 @@ def test_the_transformer_compiles_while_loading_and_serves_other_lengths() -> No
     assert span.attributes["blocks"] == len(module.transformer_blocks) + len(module.token_refiner.refiner_blocks)
     plain = role("dit")
     plain.load()
+    host = WorkerHost(compiled.model, compiled.spec, "dit", NodeFacts("local-dit", "here"))
+    host._role = compiled
+    assert host.health().compile == {
+        "transformer": f"torch.compile ({span.attributes['blocks']} blocks, dynamic sizes)"
+    }
+    assert host.health().step_cache == {}
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     assert graphs
     with torch.inference_mode():

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from configs import roles_config
+from splitreel import Session
 from splitreel.config import CacheSpec
 from splitreel.errors import ConfigError, RequestCancelled
 from splitreel.h3.model import MiniMaxH3
@@ -101,6 +102,22 @@ def test_a_cancelled_request_leaves_no_state(plain: tuple[Any, ...]) -> None:
 
 def test_at_a_threshold_that_nothing_meets_the_result_is_the_plain_one(plain: tuple[Any, ...]) -> None:
     assert same(denoised(dit(CacheSpec("first_block", threshold=1e-9)), 1), plain)
+
+
+@pytest.mark.parametrize(
+    ("cache", "words"),
+    [
+        ({"kind": "first_block", "threshold": 0.3}, "first_block (threshold 0.3)"),
+        ({"kind": "taylor_seer", "interval": 3, "start": 2}, "taylor_seer (interval 3, start 2, order 1)"),
+        (None, ""),
+    ],
+)
+def test_health_says_what_is_in_force(cache: dict[str, Any] | None, words: str) -> None:
+    with Session(roles_config("local", dit={"cache": cache})) as session:
+        health = {worker.role: worker for worker in session.health()}
+    assert health["dit"].step_cache == ({"transformer": words} if words else {})
+    assert health["encoder_decoder"].step_cache == {}
+    assert health["dit"].compile == {}
 
 
 def test_settings() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
 import shutil
@@ -13,9 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from diffusers import MiniMaxH3Blocks
-from diffusers.modular_pipelines.minimax_h3 import MiniMaxH3ImageReference, MiniMaxH3VideoReference
-from diffusers.utils import load_image
 from safetensors.torch import load_file, save_file
 
 from configs import roles_config
@@ -27,12 +23,12 @@ from splitreel.errors import CheckpointError, ConfigError, IncompleteCheckpoint
 from splitreel.h3.model import MiniMaxH3
 from splitreel.h3.payloads import KINDS, SCHEMA
 from splitreel.h3.tiny import cached_tiny, make_tiny
-from splitreel.h3.vsa.gates import add_gates
-from splitreel.h3.vsa.processor import VsaBegin, VsaProcessor, VsaRun, install, run_of
+from splitreel.h3.vsa.processor import VsaProcessor, VsaRun, run_of
 from splitreel.request import Stage
 from splitreel.roles.control import StageControl
 from splitreel.roles.role import Role
 from splitreel.wire import Header, Payload
+from vsa_films import unsplit
 
 STEPS = 4
 VSA = {"sparsity": 0.7, "dense_first_steps": 1, "dense_layers": [2]}
@@ -63,54 +59,10 @@ def request(case: str, samples: Samples) -> GenerateRequest:
     return GenerateRequest(prompt=f"A lake, {case}.", steps=STEPS, seed=3, output="tensor", **media)
 
 
-class SharedRun(VsaRun):
-    """Diffusers copies the blocks it is given; the processors must hear of the copy's steps."""
-
-    def __deepcopy__(self, memo: object) -> SharedRun:
-        return self
-
-
-@functools.cache
-def unsplit(root: Path, case: str, samples: Samples) -> tuple[np.ndarray, np.ndarray]:
-    """diffusers' own pipeline with our processor in its transformer."""
-    blocks = MiniMaxH3Blocks().get_workflow(case)
-    name = "transformer_ref" if case == "ref2va" else "transformer"
-    run = SharedRun(SPEC, "gather")
-    blocks.sub_blocks["denoise.denoise"].sub_blocks.insert("vsa", VsaBegin(run), 0)
-    pipeline = blocks.init_pipeline(str(root))
-    pipeline.load_components(pretrained_model_name_or_path=str(root), dtype=torch.float32)
-    transformer = getattr(pipeline, name)
-    add_gates(transformer)
-    stored = {
-        key: value for file in sorted((root / name).glob("*.safetensors")) for key, value in load_file(file).items()
-    }
-    transformer.load_state_dict(stored, strict=True)
-    install(transformer, SPEC, torch.device("cpu"))
-    for block in transformer.transformer_blocks:
-        block.attn.processor.run = run
-    inputs: dict[str, Any] = {}
-    if case == "fl2va":
-        inputs = {"image": load_image(str(samples.first)), "last_image": load_image(str(samples.last))}
-    if case == "ref2va":
-        inputs["references"] = [
-            MiniMaxH3ImageReference.from_file(samples.first),
-            MiniMaxH3VideoReference.from_file(samples.clip),
-        ]
-    state = pipeline(
-        prompt=f"A lake, {case}.",
-        num_frames=124,
-        num_inference_steps=STEPS,
-        generator=torch.Generator("cpu").manual_seed(3),
-        output_type="pt",
-        **inputs,
-    )
-    return state.get("videos")[0].numpy(), state.get("audio")[0].numpy()
-
-
 @pytest.mark.parametrize("case", ["t2va", "fl2va", "ref2va"])
 def test_split_equals_unsplit_with_our_processor(session: Session, gated: Path, samples: Samples, case: str) -> None:
     result = session.generate(request(case, samples))
-    video, sound = unsplit(gated, case, samples)
+    video, sound = unsplit(gated, case, samples, SPEC, STEPS)
     np.testing.assert_array_equal(result.tensor, video)
     np.testing.assert_array_equal(result.waveform, sound)
 

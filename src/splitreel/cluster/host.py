@@ -222,6 +222,8 @@ class WorkerHost:
             versions=versions(),
             environment=self._environment,
             attention=self._role.attention.in_force(),
+            compile=dict(self._role.compiled),
+            step_cache=self._role.step_caches(),
             python=sys.executable,
             transport=self._transport.name,
         )

@@ -35,6 +35,7 @@ class WorkerHealth:
 
     `attention`: the backend in force in each part, such as `{"transformer": "flash_3", "transformer.refiner": "native"}`.
     `transport`: how payloads leave it for other workers: `object_store`, `nixl`, or `memory` within one process.
+    `compile`, `step_cache`: the same of the components that are compiled or reuse steps; others are not in there.
     """
 
     worker: str
@@ -53,6 +54,8 @@ class WorkerHealth:
     versions: dict[str, str] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     attention: dict[str, str] = field(default_factory=dict)
+    compile: dict[str, str] = field(default_factory=dict)
+    step_cache: dict[str, str] = field(default_factory=dict)
     python: str = ""
     transport: str = ""
 

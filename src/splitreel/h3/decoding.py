@@ -17,7 +17,7 @@ from splitreel.errors import InvalidPayload
 from splitreel.h3.films import film_maker
 from splitreel.h3.geometry import Geometry, GeometryPipeline
 from splitreel.h3.limits import FPS
-from splitreel.h3.payloads import FILM, SCHEMA
+from splitreel.h3.payloads import FILM, SCHEMA, denoise_counts
 from splitreel.h3.programs import Watches, carried
 from splitreel.roles.control import StageControl
 from splitreel.wire import Header, Payload
@@ -57,8 +57,7 @@ class DecodeProgram:
                 geometry=header.geometry,
                 values={
                     **carried(values),
-                    "transformer_calls": values["transformer_calls"],
-                    "cached_steps": values.get("cached_steps", 0),
+                    **denoise_counts(values),
                     "fps": FPS,
                     "sample_rate": sample_rate,
                 },

@@ -6,6 +6,9 @@ latents. `denoised` (→ decode): latents. Noise, layout, positions and row indi
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from splitreel.h3.geometry import Geometry
 from splitreel.h3.schema import SCHEMA as SCHEMA
 from splitreel.request import Stage
@@ -25,6 +28,14 @@ _REQUEST_VALUES: dict[str, type | tuple[type, ...]] = {
     "output": str,
     "lora": list,  # [id, scale] of each adapter that acts
 }
+
+
+_COUNTS = ("transformer_calls", "cached_steps", "sparse_attention_calls", "dense_attention_calls")
+
+
+def denoise_counts(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What the denoise stage counted, by the names of `Effective`; 0 where an older worker does not say."""
+    return {name: int(values.get(name, 0)) for name in _COUNTS}
 
 
 def payload_spec(stage: Stage, workflow: str, geometry: Geometry) -> PayloadSpec:

@@ -72,7 +72,9 @@ class DenoiseProgram:
         self._workflow = workflow
         self._pipeline = pipeline
         self._report = report
-        self._cache = StepCache(pipeline.transformer_ref if workflow == "ref2va" else pipeline.transformer)
+        transformer = pipeline.transformer_ref if workflow == "ref2va" else pipeline.transformer
+        self._cache = StepCache(transformer)
+        self._vsa = run_of(transformer)
         report.on_step = self._cache.step_done
 
     def __call__(self, payload: Payload, control: StageControl) -> Payload:
@@ -97,7 +99,12 @@ class DenoiseProgram:
             payload,
             Stage.DECODE,
             tensors,
-            {"transformer_calls": self._report.calls, "cached_steps": self._cache.saved},
+            {
+                "transformer_calls": self._report.calls,
+                "cached_steps": self._cache.saved,
+                "sparse_attention_calls": self._vsa.counts["sparse"] if self._vsa is not None else 0,
+                "dense_attention_calls": self._vsa.counts["dense"] if self._vsa is not None else 0,
+            },
         )
 
 

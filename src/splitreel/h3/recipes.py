@@ -12,9 +12,9 @@ from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 from splitreel.config import RoleSpec
 from splitreel.h3.adaln import Tables
 from splitreel.h3.released import Dims, table_bytes
-from splitreel.h3.residency import form
+from splitreel.h3.residency import form, is_gate
 from splitreel.h3.text import used_text_encoder
-from splitreel.h3.vsa.gates import add_gates, has_gates, is_gate
+from splitreel.h3.vsa.gates import add_gates, has_gates
 from splitreel.h3.vsa.processor import install
 from splitreel.observe.logs import get_logger
 from splitreel.roles.checkpoint import Checkpoint

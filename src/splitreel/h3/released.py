@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from splitreel.config import MemorySpec
@@ -46,6 +46,7 @@ class Values:
     unread  of the text encoder: what is only loaded with `text_encoder: full`
     adaln   of a transformer: the projections that `adaln: tables` does without
     matrices  in linear layers that quantising takes, without those above; `rows` of them, each with a scale
+    gates     of a transformer: the gates of sparse attention, in `plain` and `matrices` too, with `gate_rows` of `rows`
     """
 
     plain: int
@@ -54,6 +55,13 @@ class Values:
     adaln: int = 0
     matrices: int = 0
     rows: int = 0
+    gates: int = 0
+    gate_rows: int = 0
+
+    def without_gates(self) -> Values:
+        """The same where no sparse attention is asked for, which leaves the gates in the files."""
+        plain, matrices, rows = self.plain - self.gates, self.matrices - self.gates, self.rows - self.gate_rows
+        return replace(self, plain=plain, matrices=matrices, rows=rows, gates=0, gate_rows=0)
 
     def bytes_in(self, item_size: int, memory: MemorySpec, quantization: str | None = None) -> int:
         """Bytes once loaded with `item_size` bytes per number and these memory settings."""

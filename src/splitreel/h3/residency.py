@@ -17,6 +17,7 @@ _TEXT_LAYER = re.compile(r"language_model\.layers\.(\d+)\.")
 # What diffusers' guide for this model leaves to quantise: the linear layers of the blocks. The text refiner, the time
 # embedding, the projections in and out, the norms, and the encoder's pictures and embeddings are excluded there.
 _BLOCK_MATRIX = re.compile(r"transformer_blocks\.\d+\.(attn\.to_|ff\.net\.|adaln_proj\.).*\bweight$")
+GATE = "to_gate_compress"
 _TEXT_UNUSED = ("lm_head.", "model.language_model.norm.")
 
 # Modules that diffusers keeps in float32 whatever dtype is asked for; matched against the parts of a tensor's name.
@@ -51,6 +52,11 @@ def form(component: str, tensor: str, memory: MemorySpec) -> Form:
         pinned=not KEPT_IN_FLOAT32[component].isdisjoint(tensor.split(".")),
         matrix=component.startswith("transformer") and _BLOCK_MATRIX.match(tensor) is not None,
     )
+
+
+def is_gate(tensor: str) -> bool:
+    """Whether a transformer's tensor is of a gate of sparse attention, which is loaded only where that is asked for."""
+    return GATE in tensor.split(".")
 
 
 def is_adaln(tensor: str) -> bool:

@@ -47,13 +47,15 @@ class WorkerPlan:
     memory: MemorySpec = field(default_factory=MemorySpec)
 
     def components(self, sizes: Sizes) -> dict[str, int]:
-        """Bytes of each component that it holds."""
+        """Bytes of each component that it holds, and of the adapters on them."""
         dtypes = dict(self.dtypes)
         names = components_of(self.stages, self.workflows)
-        return {
+        held = {
             name: sizes.bytes_of(name, dtypes.get(name, dtypes["default"]), self.memory, self.workflows)
             for name in names
         }
+        adapters = {f"lora {item.name}": item.num_bytes for item in sizes.adapters if item.target in names}
+        return held | adapters
 
 
 @dataclass(frozen=True)

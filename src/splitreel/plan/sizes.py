@@ -10,7 +10,7 @@ from pathlib import Path
 from splitreel.config import MemorySpec
 from splitreel.errors import CheckpointError
 from splitreel.h3.released import RELEASED, REPOSITORY, STAGE_COMPONENTS, Dims, FilmSize, Values, table_bytes
-from splitreel.h3.residency import form, is_adaln
+from splitreel.h3.residency import form, is_adaln, is_gate
 from splitreel.request import GenerateRequest, Stage
 from splitreel.roles.checkpoint import INDEX_FILE, Checkpoint, cached_checkpoint, check_safetensors
 
@@ -19,12 +19,26 @@ ITEM_SIZES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
 @dataclass(frozen=True)
+class AdapterSize:
+    """An adapter that workers with `target` hold beside it, and its bytes."""
+
+    name: str
+    target: str
+    num_bytes: int
+
+
+@dataclass(frozen=True)
 class Sizes:
-    """Components by name, the dimensions of the model, and where both were read."""
+    """Components by name, the dimensions of the model, and where both were read.
+
+    `gates`: whether gates for sparse attention are loaded, where the files hold any. `adapters`: loaded by every session.
+    """
 
     values: dict[str, Values]
     dims: Dims
     source: str
+    gates: bool = False
+    adapters: tuple[AdapterSize, ...] = ()
 
     def bytes_of(
         self, component: str, dtype: str, memory: MemorySpec | None = None, workflows: Sequence[str] = ()
@@ -32,7 +46,8 @@ class Sizes:
         """Bytes of a component once loaded in a dtype, with a role's memory settings and for its workflows."""
         memory, item_size = memory or MemorySpec(), ITEM_SIZES[dtype]
         tables = table_bytes(component, workflows, memory, self.dims, item_size)
-        return self.values[component].bytes_in(item_size, memory, dict(memory.quantization).get(component)) + tables
+        values = self.values[component] if self.gates else self.values[component].without_gates()
+        return values.bytes_in(item_size, memory, dict(memory.quantization).get(component)) + tables
 
 
 def film_size(
@@ -146,7 +161,7 @@ def _count(checkpoint: Checkpoint, component: str) -> Values:
 
 def _values(component: str, tensors: Iterable[tuple[str, Sequence[int]]]) -> Values:
     """Count the numbers in tensors of these names and shapes."""
-    plain = pinned = unread = adaln = matrices = rows = 0
+    plain = pinned = unread = adaln = matrices = rows = gates = gate_rows = 0
     for name, shape in tensors:
         count = math.prod(shape)
         held = form(component, name, MemorySpec())
@@ -158,4 +173,7 @@ def _values(component: str, tensors: Iterable[tuple[str, Sequence[int]]]) -> Val
         if held.matrix and held.resident and not projection:
             matrices += count
             rows += shape[0]
-    return Values(plain, pinned, unread, adaln, matrices, rows)
+        if component.startswith("transformer") and is_gate(name):
+            gates += count
+            gate_rows += shape[0]
+    return Values(plain, pinned, unread, adaln, matrices, rows, gates, gate_rows)

@@ -18,7 +18,7 @@ import torch
 from splitreel.config import RoleSpec, known_backend
 from splitreel.errors import ConfigError, WorkerNotReady
 from splitreel.observe.logs import get_logger
-from splitreel.roles.backends import AttentionCase, candidates, diffusers_backend, try_backend
+from splitreel.roles.backends import AttentionCase, candidates, diffusers_backend, remedy, try_backend
 from splitreel.roles.definition import AttentionPart
 
 logger = get_logger(__name__)
@@ -111,8 +111,7 @@ class Attention:
                 origin = setting if reason == "asked for" else f"{setting} ({DEFAULT_VARIABLE})"
                 raise WorkerNotReady(
                     f"{origin}: expected {asked} to run for {people} ({case}), found {type(error).__name__}: {error} "
-                    f"(python {sys.executable}). Install what is missing there, or ask for another: auto takes the best "
-                    "that runs, native always does.",
+                    f"(python {sys.executable}). {remedy(asked, error)}",
                     error_type=type(error).__name__,
                     remote_traceback="".join(traceback.format_exception(error)),
                     python=sys.executable,

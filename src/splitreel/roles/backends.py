@@ -28,11 +28,28 @@ _PACKAGES = {
     "native_xla": "torch_xla",
 }
 
+# What to install for one, as diffusers 0.42 requires it.
+_INSTALL = {
+    "flash_attn": "pip install 'flash-attn>=2.6.3' --no-build-isolation",
+    "flash_attn_interface": "build FlashAttention 3 from its source (github.com/Dao-AILab/flash-attention, folder hopper)",
+    "sageattention": "build SageAttention 2.1.1 or newer from its source (github.com/thu-ml/SageAttention)",
+    "xformers.ops": "pip install 'xformers>=0.0.29'",
+    "torch_npu": "pip install torch_npu",
+    "torch_xla": "pip install 'torch_xla>=2.2'",
+    "kernels": "pip install -U 'kernels>=0.12'",
+}
+_INSTALL_FLASH_4 = "pip install -U 'kernels>=0.12.3'"
+_OTHERS = "or ask for another: auto takes the best that runs, native always does."
+
 # How far from native a backend's output may be, as a ratio of norms over random inputs: a wrong kernel gives about 1,
 # bfloat16 rounding 0.004, 8-bit quantisation (sage) 0.02 to 0.05.
 _TOLERANCE = 0.1
 _PROBE_ROWS = 128
 _PROBE_HEADS = 4
+
+
+class HubKernelRefused(PermissionError):
+    """The backend would run code from the hub, which was not allowed."""
 
 
 @dataclass(frozen=True)
@@ -56,10 +73,37 @@ def diffusers_backend(name: str) -> Any:
 
 def import_backend(name: str) -> None:
     """Import a backend's package and ask diffusers for its requirements; what stops it is raised as it came."""
-    package = "kernels" if name.endswith("_hub") else _PACKAGES.get("sage" if name.startswith("sage") else name)
+    package = package_of(name)
     if package is not None:
         importlib.import_module(package)
     _dispatch()._check_attention_backend_requirements(diffusers_backend(name))
+
+
+def package_of(name: str) -> str | None:
+    """The module that a backend needs beside torch; None when it needs none."""
+    return "kernels" if name.endswith("_hub") else _PACKAGES.get("sage" if name.startswith("sage") else name)
+
+
+def remedy(name: str, error: BaseException) -> str:
+    """What to do about a backend that `try_backend` refused with `error`; ends as a sentence."""
+    package = package_of(name)
+    install = _INSTALL_FLASH_4 if name == "flash_4_hub" else _INSTALL.get(package or "", "")
+    # diffusers' own words for a package that is missing or too old
+    lacking = isinstance(error, ImportError) or (
+        isinstance(error, RuntimeError) and "is not usable because" in str(error)
+    )
+    lacking |= isinstance(error, RuntimeError) and "needs to be used with a `kernels` version" in str(error)
+    if isinstance(error, HubKernelRefused):
+        return f"Set attention.hub_kernels: true, and {install} there, {_OTHERS}"
+    if isinstance(error, ImportError) and not isinstance(error, ModuleNotFoundError) and install:
+        return f"It is installed, for another torch or Python: install it anew ({install}) there, {_OTHERS}"
+    if lacking and install:
+        return f"In that environment: {install}, {_OTHERS}"
+    if "DIFFUSERS_TRUST_REMOTE_KERNELS" in str(error):
+        return f"If you trust its publisher, set DIFFUSERS_TRUST_REMOTE_KERNELS: 'true' in the role's env, {_OTHERS}"
+    if name.endswith("_hub") and isinstance(error, OSError):
+        return f"The kernel comes from the hub: check the network and HF_HUB_OFFLINE there, {_OTHERS}"
+    return f"It does not compute this on this device: ask for another, {_OTHERS.removeprefix('or ask for another: ')}"
 
 
 def try_backend(name: str, case: AttentionCase, *, hub_kernels: bool) -> None:
@@ -71,7 +115,7 @@ def try_backend(name: str, case: AttentionCase, *, hub_kernels: bool) -> None:
     dispatch, backend = _dispatch(), diffusers_backend(name)
     if name.endswith("_hub") and not hub_kernels:
         repository = dispatch._HUB_KERNELS_REGISTRY[backend].repo_id
-        raise PermissionError(
+        raise HubKernelRefused(
             f"{name} runs code from {repository} on the Hugging Face hub, which attention.hub_kernels: true allows"
         )
     import_backend(name)

@@ -151,19 +151,19 @@ def usable_backends() -> list[str]:
     return found
 
 
-def backend_error(name: str, spec: RoleSpec) -> str:
-    """Why a backend does not run where the role would compute, in the words of its import or kernel; empty if it does.
+def backend_error(name: str, spec: RoleSpec) -> tuple[str, str] | None:
+    """Why a backend does not run where the role would compute, in the words of its import or kernel, and what to do.
 
     It is run once on small random inputs, as before weights load.
     """
-    from splitreel.roles.backends import AttentionCase, try_backend
+    from splitreel.roles.backends import AttentionCase, remedy, try_backend
 
     case = AttentionCase(spec.device, spec.torch_dtype("default"), HEAD_SIZE)
     try:
         try_backend(name, case, hub_kernels=spec.attention.hub_kernels)
     except Exception as error:
-        return f"{type(error).__name__}: {_first_line(error)}"
-    return ""
+        return f"{type(error).__name__}: {_first_line(error)}", remedy(name, error)
+    return None
 
 
 def diffusers_knows(name: str) -> bool:

@@ -39,6 +39,7 @@ class Role:
         self.resident: dict[str, int] = {}
         self.components: dict[str, Any] = {}
         self.attention = Attention(spec)
+        self.compiled: dict[str, str] = {}
         self._checkpoint: Checkpoint | None = None
         self._geometry: GeometryFacts | None = None
         self._programs: dict[tuple[str, Stage], StageProgram] = {}
@@ -129,7 +130,8 @@ class Role:
                     self.attention.apply(name, components[name])
                     self.resident[name] = attributes["bytes"] = resident_bytes(components[name])
                 else:
-                    attributes["blocks"] = self._compile(name, components[name])
+                    count = attributes["blocks"] = self._compile(name, components[name])
+                    self.compiled[name] = f"torch.compile ({count} blocks, dynamic sizes)"
             seconds = time.monotonic() - began
             logger.info("loaded %s: %d bytes in %.2f s", what, self.resident[name], seconds)
             if report is not None:
@@ -177,6 +179,15 @@ class Role:
             self.model.repeated_blocks(name, component),
             lambda: self.model.warm_up(name, component, self.spec.device),
         )
+
+    def step_caches(self) -> dict[str, str]:
+        """The step cache of each component that has one, read off the component."""
+        if self.spec.cache is None:
+            return {}
+        from splitreel.roles.step_cache import cache_in_force  # diffusers, which a worker imports with its model only
+
+        found = {name: cache_in_force(component) for name, component in list(self.components.items())}
+        return {name: words for name, words in found.items() if words}
 
     def _set_threads(self) -> None:
         if self.spec.threads is not None and torch.get_num_threads() != self.spec.threads:
@@ -249,6 +260,7 @@ class Role:
         self.adapters = AdapterRack({})
         self.resident.clear()
         self.attention.clear()
+        self.compiled.clear()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 

@@ -32,6 +32,20 @@ def enable_cache(transformer: Any, spec: CacheSpec, blocks: str) -> None:
     transformer.enable_cache(config)
 
 
+def cache_in_force(component: Any) -> str:
+    """The kind and the settings of the cache that a component really has; empty when it has none."""
+    config = getattr(component, "_cache_config", None)
+    match config:
+        case hooks.FirstBlockCacheConfig():
+            return f"first_block (threshold {config.threshold:g})"
+        case hooks.TaylorSeerCacheConfig():
+            return (
+                f"taylor_seer (interval {config.cache_interval}, start {config.disable_cache_before_step}, order "
+                f"{config.max_order})"
+            )
+    return "" if config is None else type(config).__name__
+
+
 class StepCache:
     """The cache of one transformer as its program uses it; does nothing where none is enabled."""
 

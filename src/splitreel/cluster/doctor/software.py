@@ -39,12 +39,13 @@ def attention(context: Context) -> Iterator[Finding]:
     asked = [(task, where, name) for task in context.tasks for where, name in asked_backends(task.spec)]
     for task, where, name in asked:
         error = backend_error(name, task.spec)
-        if error:
+        if error is not None:
             wrong = True
+            words, todo = error
             yield fail(
                 CHECK,
-                f"{where}: {name} does not run in {sys.executable}, which workers have there: {error}",
-                f"Install what is missing there, or choose one of auto, {', '.join(usable)}.",
+                f"{where}: {name} does not run in {sys.executable}, which workers have there: {words}",
+                f"{todo} Usable there: {', '.join(usable)}.",
                 role=task.worker,
             )
     if not wrong:

@@ -13,16 +13,12 @@ from typing import Any
 from torch import nn
 
 from splitreel.errors import IncompleteCheckpoint
+from splitreel.h3.residency import GATE, is_gate
 from splitreel.roles.checkpoint import Checkpoint
 from splitreel.roles.weights import stored_tensors
 
-MODULE = "to_gate_compress"
+MODULE = GATE
 _KEY = re.compile(rf"transformer_blocks\.(\d+)\.attn\.{MODULE}\.weight")
-
-
-def is_gate(tensor: str) -> bool:
-    """Whether a tensor of a transformer's files is one of a gate."""
-    return MODULE in tensor.split(".")
 
 
 def has_gates(checkpoint: Checkpoint, component: str) -> bool:

@@ -93,7 +93,7 @@ def find_adapter(source: str) -> Path:
         return _from_hub(*on_hub, source)
     path = Path(source).expanduser()
     if path.is_dir():
-        return _only_file(path, source)
+        return only_file(path, source)
     if path.is_file():
         if path.suffix != ".safetensors":
             raise AdapterError(
@@ -127,7 +127,8 @@ def hub_file(source: str) -> tuple[str, str] | None:
     return (source, "") if looks_like_one and not path.exists() and not path.parent.is_dir() else None
 
 
-def _only_file(folder: Path, source: str) -> Path:
+def only_file(folder: Path, source: str) -> Path:
+    """The adapter's file in a folder. Raises AdapterError unless there is one, or one of the usual name."""
     for name in _USUAL:
         if (folder / name).is_file():
             return folder / name
@@ -154,7 +155,7 @@ def _from_hub(repo_id: str, file: str, source: str) -> Path:
             file=source,
         ) from error
     if not file:
-        return _only_file(root, source)
+        return only_file(root, source)
     if not (root / file).is_file():
         raise AdapterError(f"lora {source}: expected {file} in {repo_id}, found no such file.", file=source)
     return root / file

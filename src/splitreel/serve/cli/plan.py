@@ -153,6 +153,7 @@ def plan(
     ./splitreel.yaml is that config.
     """
     from splitreel.config import load_config
+    from splitreel.plan.adapters import with_settings
     from splitreel.plan.memory import best_layout, forecast, parse_machine, workers_of
     from splitreel.plan.report import memory_json, memory_text
     from splitreel.plan.sizes import RELEASE, film_size, sizes_of
@@ -181,6 +182,8 @@ def plan(
     served = _served(settings, workflows)
     path = model or (settings.model.path if settings else RELEASE)
     sizes = sizes_of(path, served, revision=settings.model.revision if settings else None, online=not offline)
+    if settings is not None:
+        sizes = with_settings(sizes, settings, served, online=not offline)
     film, rounded = film_size(size, text_rows, served, sizes.dims)
     for note in rounded:
         typer.echo(f"note: {note}", err=True)

@@ -47,6 +47,8 @@ def film_json(order: Order, result: GenerateResult) -> str:
             "steps": made.steps,
             "transformer_calls": made.transformer_calls,
             "cached_steps": made.cached_steps,
+            "sparse_attention_calls": made.sparse_attention_calls,
+            "dense_attention_calls": made.dense_attention_calls,
             "seed": made.seed,
             "lora": [{"name": use.name, "scale": use.scale} for use in made.lora],
             "warnings": list(made.warnings),

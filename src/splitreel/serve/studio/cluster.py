@@ -82,11 +82,16 @@ def _worker(worker: WorkerHealth, share: tuple[int, float] | None, works: bool) 
     facts = [f"{worker.worker} on {worker.node}", worker.device, "working" if works else "idle"]
     if total := sum(worker.components.values()):
         facts.append(f"{_bytes(total)} resident")
+    settings = [
+        *(f"{name}: {words}" for name, words in worker.compile.items()),
+        *(f"{name}: step cache {words}" for name, words in worker.step_cache.items()),
+    ]
     return (
         f'<li class="sr-worker"><div class="sr-head"><h3>{escape(worker.role)}</h3>'
         f'<span class="sr-badge {escape(worker.state)}">{escape(worker.state)}</span></div>'
         f'<p class="sr-faint">{escape(" · ".join(facts))}</p>'
         f'<div class="sr-share"><span>busy</span>{bar(percent, f"{worker.worker} busy", words)}<span>{words}</span></div>'
+        f"{''.join(f'<p class=sr-faint>{escape(text)}</p>' for text in settings)}"
         f"{parts and f'<ul class=sr-parts>{parts}</ul>'}</li>"
     )
 
