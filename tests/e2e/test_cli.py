@@ -217,7 +217,7 @@ def test_prompts_files_name_every_bad_line(folder: Path) -> None:
         6: "prompt: expected",
     }.items():
         assert f"prompts.jsonl line {line}: {words}" in done.stderr
-    assert "line 2" not in done.stderr
+    assert "prompts.jsonl line 2" not in done.stderr
     assert "Traceback" in done.stderr  # asked for with -vv
     assert files(folder) == before
 
