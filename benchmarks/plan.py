@@ -17,7 +17,7 @@ import resource
 import sys
 import time
 
-from splitreel.engine.scheduler import Limits
+from splitreel.engine.limits import Limits
 from splitreel.plan.simulate import Hand, simulate
 from splitreel.request import Stage
 

@@ -27,8 +27,8 @@ from clockwork import Clockwork, submitted
 from splitreel.cluster.embedded import EmbeddedCluster, EmbeddedNode
 from splitreel.cluster.ray_backend import RayBackend
 from splitreel.config import parse_config
-from splitreel.engine.engine import Deadlines, Engine
-from splitreel.engine.scheduler import Limits
+from splitreel.engine.engine import Engine
+from splitreel.engine.limits import Deadlines, Limits
 
 ENCODE, DENOISE, DECODE = 0.2, 1.6, 0.2
 

@@ -30,6 +30,7 @@ SCRIPTS: dict[tuple[int, ...], list[str]] = {
     (9,): ["resident_dit.py"],
     (10,): ["resident_text_encoder.py"],
     (11,): ["prompt_cache.py"],
+    (14,): ["parallel_decode.py"],
     (8,): ["time_to_ready.py"],
     (12,): ["call_overhead.py"],
     (4, 5): ["pipeline_share.py", "--unit", "0.5"],

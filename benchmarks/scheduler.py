@@ -37,7 +37,8 @@ from splitreel.engine.events import (
     WorkerDown,
     WorkerUp,
 )
-from splitreel.engine.scheduler import Limits, Scheduler
+from splitreel.engine.limits import Limits
+from splitreel.engine.scheduler import Scheduler
 from splitreel.request import Stage
 
 SECONDS = {Stage.ENCODE: 2.0, Stage.DENOISE: 60.0, Stage.DECODE: 8.0}  # virtual; about the released model's proportions

@@ -48,13 +48,13 @@ class Facts:
 
 @dataclass(frozen=True)
 class Program:
-    """One stage."""
+    """One stage; of a share above 0 its part, for which the plan has the name `part`."""
 
     stage: Stage
 
     def __call__(self, payload: Payload, control: StageControl) -> Payload:
         values = payload.header.values
-        plan = values["plan"].get(str(self.stage), {})
+        plan = values["plan"].get("part" if control.share.index else str(self.stage), {})
         steps, seconds = plan.get("steps", 1), plan.get("seconds", 0.0)
         for step in range(1, steps + 1):
             control.begin_part("step", step)
@@ -62,6 +62,7 @@ class Program:
             _pass_time(seconds, hold_gil=plan.get("hold_gil", False))
             control.end_part()
             control.step("step", step, steps)
+        came = [take() is not None for take in control.parts]
         data = payload.tensors["data"]
         assert isinstance(data, torch.Tensor)
         digest = hashlib.sha256(data.numpy().tobytes() + self.stage.encode()).digest()
@@ -78,7 +79,7 @@ class Program:
                 kind,
                 header.schema,
                 header.geometry,
-                {**values, "path": path, "read": read},
+                {**values, "path": path, "read": read, **({"parts": came} if came else {})},
                 header.trace,
             ),
             {"data": made},

@@ -13,10 +13,10 @@ import ray
 from ray._private.internal_api import node_stats
 
 from clockwork import Clockwork
+from splitreel.cluster.backends import bounds_of
 from splitreel.cluster.ray_backend import RayBackend
 from splitreel.config import parse_config
-from splitreel.engine.engine import Deadlines, Engine
-from splitreel.engine.scheduler import Limits
+from splitreel.engine.engine import Engine
 
 TESTS = str(Path(__file__).parent)
 # Workers import `clockwork` from here: raylets hand their environment to them.
@@ -49,11 +49,9 @@ async def opened(
             },
         }
     )
-    options = config.engine
     engine = Engine(
         RayBackend(model or Clockwork(), config),
-        Limits(config.max_in_flight, options.max_waiting, options.retries, look_ahead=options.look_ahead),
-        Deadlines(options.start_timeout, options.request_timeout, options.stage_timeout, options.lost_after),
+        *bounds_of(config),
     )
     await engine.start()
     try:

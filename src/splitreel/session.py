@@ -15,13 +15,12 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Literal, TypeVar, overload
 
-from splitreel.cluster.backends import make_backend
+from splitreel.cluster.backends import bounds_of, make_backend
 from splitreel.config import Config, load_config
 from splitreel.engine.adapters import Adapters, Chosen
 from splitreel.engine.backend import WorkerHealth
-from splitreel.engine.engine import Deadlines, Engine
+from splitreel.engine.engine import Engine
 from splitreel.engine.job import Film, Job, JobStatus
-from splitreel.engine.scheduler import Limits
 from splitreel.errors import ClusterError, ConfigError, InvalidRequest, QueueFull, RequestTimeout
 from splitreel.h3.films import film_contents
 from splitreel.h3.geometry import Geometry, read_geometry
@@ -78,13 +77,7 @@ class Session:
         settings = config.engine
         self._engine = Engine(
             make_backend(model, config, adapters),
-            Limits(config.max_in_flight, settings.max_waiting, settings.retries, look_ahead=settings.look_ahead),
-            Deadlines(
-                start=settings.start_timeout,
-                request=settings.request_timeout,
-                stage=settings.stage_timeout,
-                stop=settings.lost_after,
-            ),
+            *bounds_of(config),
             sinks,
             record_spans=config.trace.record,
         )

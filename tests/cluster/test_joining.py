@@ -28,8 +28,8 @@ from splitreel.cluster.connection import connect
 from splitreel.cluster.embedded import SOURCES, EmbeddedCluster, EmbeddedNode
 from splitreel.cluster.local import LocalBackend
 from splitreel.config import parse_config
-from splitreel.engine.engine import Deadlines, Engine
-from splitreel.engine.scheduler import Limits
+from splitreel.engine.engine import Engine
+from splitreel.engine.limits import Deadlines, Limits
 from splitreel.errors import (
     ClusterUnreachable,
     PlacementError,

@@ -12,8 +12,8 @@ import pytest
 from clockwork import Clockwork, submitted
 from splitreel.cluster.local import LocalBackend
 from splitreel.config import parse_config
-from splitreel.engine.engine import Deadlines, Engine
-from splitreel.engine.scheduler import Limits
+from splitreel.engine.engine import Engine
+from splitreel.engine.limits import Deadlines, Limits
 from splitreel.plan.simulate import Hand, simulate
 from splitreel.request import Stage
 

@@ -8,6 +8,7 @@ from scheduler_world import WORKFLOWS, World
 
 from splitreel.engine.events import (
     CancelRequested,
+    HelpEnded,
     PayloadLost,
     RunStage,
     StageDone,
@@ -17,7 +18,8 @@ from splitreel.engine.events import (
     WorkerDown,
     WorkerUp,
 )
-from splitreel.engine.scheduler import Limits, Scheduler
+from splitreel.engine.limits import Limits
+from splitreel.engine.scheduler import Scheduler
 from splitreel.request import Stage
 
 ENCODE, DENOISE, DECODE = Stage
@@ -31,6 +33,8 @@ CREWS: list[list[tuple[set[Stage], frozenset[str]]]] = [
     [({ENCODE, DECODE}, EVERY), ({DENOISE}, PLAIN), ({DENOISE}, EVERY), ({DENOISE}, EVERY)],  # a pool in a pool
     [({ENCODE, DECODE}, EVERY), ({ENCODE}, EVERY), ({DENOISE}, PLAIN), ({DENOISE}, frozenset({"fl2va", "ref2va"}))],
     [({ENCODE, DENOISE}, EVERY), ({DENOISE, DECODE}, PLAIN), ({DECODE}, EVERY)],
+    [({ENCODE, DECODE}, EVERY), ({ENCODE, DECODE}, EVERY), ({ENCODE, DECODE}, EVERY), ({DENOISE}, EVERY)],  # helpers
+    [({ENCODE}, EVERY), ({DENOISE, DECODE}, EVERY), ({DENOISE, DECODE}, EVERY), ({DENOISE, DECODE}, EVERY)],
     [({ENCODE}, PLAIN), ({ENCODE}, EVERY), ({DENOISE}, EVERY), ({DENOISE}, EVERY), ({DECODE, DENOISE}, EVERY)],
 ]
 
@@ -43,10 +47,12 @@ def play(random: Random, events: int) -> World:
         retries=random.randrange(3),
         patience=random.choice((0, 1, 2, 5)),
         look_ahead=random.choice((1, 1, 2, 3)),
+        parallel_decode=random.choice((1, 1, 2, 3)),
     )
     world = World(limits, random.choice(CREWS))
     storm = random.choice((0, 1, 3))  # how much trouble there is
     deeds = [_submit] * random.choice((3, 6)) + [_finish] * 8 + [_fail, _cancel, _repeat]
+    deeds += [_help_ends] * 2 if limits.parallel_decode > 1 else []
     deeds += [_go_down, _come_up, _come_up, _lose_payload, _lose_payload, _cancel, _repeat, _stop_untold] * storm
     for _ in range(events):
         random.choice(deeds)(world, random)
@@ -63,6 +69,7 @@ def come_to_rest(world: World, random: Random) -> None:
             world.tell(WorkerUp(name, hand.stages, hand.workflows) if back else WorkerDown(name, returning=False))
     for _ in range(4 * len(world.wishes)):
         _finish(world, random)
+        _help_ends(world, random)
     assert not world.wishes, f"never ended: {world.wishes}"
     assert world.scheduler.snapshot()["requests"] == {}
     again = Scheduler(world.limits)
@@ -93,6 +100,14 @@ def _finish(world: World, random: Random) -> None:
             world.tell(StageFailed(*place, "as it stopped", attempt))
         else:
             world.tell(StageDone(*place, attempt))
+
+
+def _help_ends(world: World, random: Random) -> None:
+    """A helper is free again, before the run that it helps with, or after."""
+    helping = [(name, hand.helps) for name, hand in world.hands.items() if hand.helps]
+    if helping:
+        name, (request, attempt) = random.choice(helping)
+        world.tell(HelpEnded(request, name, attempt))
 
 
 def _fail(world: World, random: Random) -> None:

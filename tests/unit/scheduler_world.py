@@ -20,6 +20,7 @@ from splitreel.engine.events import (
     Deliver,
     Event,
     Fail,
+    HelpEnded,
     LostTooOften,
     PayloadLost,
     Refuse,
@@ -34,7 +35,8 @@ from splitreel.engine.events import (
     WorkerDown,
     WorkerUp,
 )
-from splitreel.engine.scheduler import Limits, Scheduler
+from splitreel.engine.limits import Limits
+from splitreel.engine.scheduler import Scheduler
 from splitreel.request import Stage
 
 ENCODE, DENOISE, DECODE = Stage
@@ -49,6 +51,11 @@ class Hand:
     workflows: frozenset[str]
     up: bool = True
     run: RunStage | None = None
+    helps: tuple[str, int] | None = None  # the request and the attempt
+
+    @property
+    def idle(self) -> bool:
+        return self.up and self.run is None and self.helps is None
 
 
 @dataclass(eq=False)
@@ -113,6 +120,9 @@ class World:
         self.answers.append(commands)
         for index, command in enumerate(commands):
             self._obey(command, event, commands[index - 1] if index else None)
+        for command in commands:
+            if isinstance(command, RunStage) and command.helpers:
+                self._obey_help(command)
         for command in due:
             assert command in commands, f"{command} was due at once after {event}; answer: {commands}"
         self._check_rest(event)
@@ -138,7 +148,7 @@ class World:
                 hand = self.hands.get(worker)
                 if hand is None or (returning and not hand.up):
                     return None
-                run, hand.run, hand.up = hand.run, None, False
+                run, hand.run, hand.helps, hand.up = hand.run, None, None, False
                 if not returning:
                     del self.hands[worker]
                 return self._run_over(run, None) if run else []
@@ -162,6 +172,12 @@ class World:
                 if wish is None or stage not in wish.payloads:
                     return None
                 wish.payloads.remove(stage)
+                return []
+            case HelpEnded(request, worker, attempt):
+                hand = self.hands.get(worker)
+                if hand is None or hand.helps != (request, attempt):
+                    return None
+                hand.helps = None
                 return []
             case StageDone() | StageFailed() | StageStopped():
                 hand = self.hands.get(event.worker)
@@ -271,8 +287,7 @@ class World:
 
     def _obey_run(self, run: RunStage) -> None:
         wish, hand = self.wishes[run.request], self.hands[run.worker]
-        assert hand.up, "a worker that is down or busy"
-        assert hand.run is None, "a worker that is down or busy"
+        assert hand.idle, "a worker that is down or busy"
         assert run.stage in hand.stages, "a worker that cannot"
         assert wish.workflow in hand.workflows, "a worker that cannot"
         assert not wish.run, "runs already, or is to end"
@@ -291,6 +306,23 @@ class World:
                 self._check_order(wish, other, other.workflow in hand.workflows and self._may_start(other))
         wish.run = hand.run = run
         wish.started = True
+
+    def _obey_help(self, run: RunStage) -> None:
+        """What helps is idle, can do the same, and has nothing better to do."""
+        assert run.stage is DECODE
+        assert len(set(run.helpers)) == len(run.helpers) < self.limits.parallel_decode
+        own = self.hands[run.worker]
+        for name in run.helpers:
+            hand = self.hands[name]
+            assert hand.idle, "help of a worker that is down or busy"
+            assert (hand.stages, hand.workflows) == (own.stages, own.workflows), "help of a worker of another kind"
+            assert not any(self._could(hand, wish) for wish in self._waiting()), "helps while a request waits for it"
+        for name in run.helpers:
+            self.hands[name].helps = (run.request, run.attempt)
+
+    def _could(self, hand: Hand, wish: Wish) -> bool:
+        able = hand.idle and wish.stage in hand.stages and wish.workflow in hand.workflows
+        return able and self._may_start(wish)
 
     def _check_order(self, wish: Wish, other: Wish, could: bool) -> None:
         """`wish` goes while `other` waits for the same stage, and `could` have gone instead or not."""
@@ -322,8 +354,7 @@ class World:
             assert self._served_from(wish.stage, wish.workflow), f"{request} waits for a worker that will never come"
             if not wish.run:
                 for name, hand in self.hands.items():
-                    could = hand.up and not hand.run and wish.stage in hand.stages and wish.workflow in hand.workflows
-                    assert not could or not self._may_start(wish), f"{name} idles while {request} waits, after {event}"
+                    assert not self._could(hand, wish), f"{name} idles while {request} waits, after {event}"
         self._check_introspection(len(in_flight))
 
     def _check_introspection(self, in_flight: int) -> None:
@@ -358,9 +389,7 @@ class World:
         own = pools[wish.workflow]
         for pool in pools.values():
             if own <= pool:
-                room = sum(
-                    self.hands[name].up * (self.limits.look_ahead + (self.hands[name].run is None)) for name in pool
-                )
+                room = sum(self.hands[name].up * self.limits.look_ahead + self.hands[name].idle for name in pool)
                 ahead = [other for other in self.wishes.values() if pools[other.workflow] <= pool and _ahead(other)]
                 if len(ahead) >= room:
                     return False

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from splitreel.engine.scheduler import Limits
+from splitreel.engine.limits import Limits
 from splitreel.errors import ConfigError
 from splitreel.h3.released import FilmSize
 from splitreel.plan.chart import draw_sweep

@@ -13,6 +13,7 @@ from splitreel.engine.events import (
     Deliver,
     Event,
     Fail,
+    HelpEnded,
     LostTooOften,
     PayloadLost,
     Refuse,
@@ -27,7 +28,8 @@ from splitreel.engine.events import (
     WorkerDown,
     WorkerUp,
 )
-from splitreel.engine.scheduler import Limits, Scheduler
+from splitreel.engine.limits import Limits
+from splitreel.engine.scheduler import Scheduler
 from splitreel.engine.tickets import State
 from splitreel.request import Stage
 
@@ -486,4 +488,51 @@ def test_the_snapshot_is_plain_data() -> None:
         "stages": ["encode", "decode"],
         "workflows": ["fl2va", "ref2va", "t2va"],
         "running": "b",
+        "helps": None,
     }
+
+
+# Decoding together ----------------------------------------------------------------------------------------------------
+
+
+def decoder(worker: str, role: str = "decoder") -> WorkerUp:
+    return WorkerUp(worker, frozenset({DECODE}), EVERY, role)
+
+
+def test_idle_workers_of_the_same_role_help_with_a_decode() -> None:
+    crew = (decoder("d1"), decoder("d2"), decoder("d3"), decoder("other", "spare"))
+    studio = Studio(up("encoder", ENCODE), DIT, *crew, parallel_decode=2)
+    studio.submit("a", "b")
+    studio.done("a")
+    studio.done("b")
+    assert studio.done("a")[1] == RunStage("a", DECODE, "d1", 1, ("d2",))
+    assert studio.done("b")[-1] == RunStage("b", DECODE, "d3", 1)  # d2 helps, the spare has another role
+    assert studio.scheduler.busy == {"d1": "a", "d3": "b"}
+
+
+def test_a_helper_is_busy_until_its_help_ends_whatever_became_of_the_run() -> None:
+    studio = Studio(up("encoder", ENCODE), DIT, decoder("d1"), decoder("d2"), parallel_decode=2)
+    studio.submit("a", "b")
+    studio.done("a")
+    studio.done("b")
+    studio.done("a")
+    studio.done("a")  # delivered
+    assert studio.done("b")[-1] == RunStage("b", DECODE, "d1", 1)
+    assert studio.tell(HelpEnded("a", "d2", 1)) == []
+    assert studio.tell(HelpEnded("a", "d2", 1)) == []
+    studio.submit("c")
+    studio.done("c")
+    assert studio.done("c")[-1] == RunStage("c", DECODE, "d2", 1)
+
+
+def test_the_loss_of_a_helper_changes_nothing_for_the_run() -> None:
+    studio = Studio(up("encoder", ENCODE), DIT, decoder("d1"), decoder("d2"), parallel_decode=2)
+    studio.submit("a")
+    studio.done("a")
+    studio.done("a")
+    assert studio.tell(WorkerDown("d2", returning=True)) == []
+    assert studio.tell(WorkerUp("d2", frozenset({DECODE}), EVERY, "decoder")) == []
+    assert studio.tell(HelpEnded("a", "d2", 1)) == []  # of before: it is idle already
+    again = studio.tell(WorkerDown("d1", returning=True))
+    assert again == [RunStage("a", DECODE, "d2", 2)]
+    assert studio.done("a")[1:] == [Deliver("a"), ReleasePayload("a", DECODE)]

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scheduler_life import play
 
-from splitreel.engine.events import Fail
+from splitreel.engine.events import Fail, RunStage
 
 SEQUENCES = 10_000  # random lives in all, each of about EVENTS events and a way to rest
 EVENTS = 40
@@ -31,11 +31,17 @@ def test_laws_hold_in_random_lives(part: int) -> None:
         except Exception as broken:
             broken.add_note(f"seed {seed}")
             raise
+        endings["help"] += sum(
+            len(command.helpers) for answer in world.answers for command in answer if isinstance(command, RunStage)
+        )
         for ending in world.ended.values():
             endings[type(ending).__name__] += 1
             if isinstance(ending, Fail):
                 endings[type(ending.reason).__name__] += 1
-    assert min(endings[kind] for kind in ("Deliver", "Fail", "Cancelled", "Refuse", "Unserved", "LostTooOften")) > 50
+    assert (
+        min(endings[kind] for kind in ("Deliver", "Fail", "Cancelled", "Refuse", "Unserved", "LostTooOften", "help"))
+        > 50
+    )
 
 
 @settings(max_examples=SHRINKABLE, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))

@@ -6,7 +6,6 @@ import functools
 import os
 import shutil
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,17 +14,17 @@ import ray
 import ray._private.worker as ray_worker
 
 from splitreel.cluster.direct import Kept, keep, read
-from splitreel.cluster.host import WorkerHost
+from splitreel.cluster.host import Arrive, WorkerHost
 from splitreel.cluster.journal import Entry
 from splitreel.cluster.replies import NodeFacts, Reply, Room, WorkerFacts, versions
 from splitreel.cluster.transport import NIXL, OBJECT_STORE, arrive, transport_of
 from splitreel.config import RoleSpec
-from splitreel.engine.backend import WorkerHealth, hop_into
+from splitreel.engine.backend import WorkerHealth, hop_between, hop_into
 from splitreel.lora import AdapterOrder
 from splitreel.observe.logs import get_logger, set_up_worker_log
 from splitreel.request import Stage
-from splitreel.roles.control import StageControl
 from splitreel.roles.definition import ModelDefinition
+from splitreel.share import Share
 from splitreel.wire import Packed
 
 
@@ -72,20 +71,25 @@ class WorkerActor:
         return self._host.load()
 
     @ray.method(num_returns=2)
-    def run_stage(self, stage: Stage, request_id: str, nested: list[Any], hop_timeout: float) -> tuple[Any, Reply]:
-        """Run a stage from the payload behind the one reference in `nested`."""
+    def run_stage(
+        self, stage: Stage, request_id: str, nested: list[Any], hop_timeout: float, share: Share | None = None
+    ) -> tuple[Any, Reply]:
+        """Run a stage from the payload behind the first reference in `nested`; the others are parts, None those missing."""
 
-        def arrival(control: StageControl) -> Callable[[], Packed]:
-            return arrive(
-                nested[0],
-                hop=hop_into(stage),
+        def arrival(reference: Any, hop: str, transport: str) -> Arrive:
+            return lambda control: arrive(
+                reference,
+                hop=hop,
                 timeout=hop_timeout,
                 spans=control.spans,
                 check=control.check,
-                transport=self._transport if stage.previous is not None else OBJECT_STORE,
+                transport=transport,
             )
 
-        made, reply = self._host.run_stage(stage, request_id, arrival)
+        payload = arrival(nested[0], hop_into(stage), self._transport if stage.previous is not None else OBJECT_STORE)
+        # Like films, parts go through the object store whatever the transport is.
+        parts = [None if part is None else arrival(part, hop_between(stage), OBJECT_STORE) for part in nested[1:]]
+        made, reply = self._host.run_stage(stage, request_id, payload, share, parts)
         self._made_bytes = made.num_bytes if made is not None else 0
         return made, reply
 

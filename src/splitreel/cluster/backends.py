@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from splitreel.cluster.local import LocalBackend
 from splitreel.config import Config
 from splitreel.engine.backend import Backend
+from splitreel.engine.limits import Deadlines, Limits
 from splitreel.lora import AdapterOutline
 from splitreel.roles.definition import ModelDefinition
 
@@ -21,3 +22,18 @@ def make_backend(model: ModelDefinition, config: Config, adapters: Sequence[Adap
     from splitreel.cluster.ray_backend import RayBackend
 
     return RayBackend(model, config, adapters)
+
+
+def bounds_of(config: Config) -> tuple[Limits, Deadlines]:
+    """What the engine keeps to, as a config has it."""
+    settings = config.engine
+    limits = Limits(
+        config.max_in_flight,
+        settings.max_waiting,
+        settings.retries,
+        look_ahead=settings.look_ahead,
+        parallel_decode=settings.parallel_decode,
+    )
+    return limits, Deadlines(
+        settings.start_timeout, settings.request_timeout, settings.stage_timeout, settings.lost_after
+    )

@@ -5,11 +5,12 @@ Stages run in one thread; `watch`, `health` and `stop` come from others and neve
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from splitreel.cluster.journal import Entry, Journal
 from splitreel.cluster.replies import Failure, NodeFacts, Reply, WorkerFacts, versions
 from splitreel.config import RoleSpec
-from splitreel.engine.backend import PayloadGone, StageReceipt, WorkerHealth, hop_into
+from splitreel.engine.backend import PayloadGone, StageReceipt, WorkerHealth, hop_between, hop_into
 from splitreel.errors import RequestCancelled, SplitreelError, StageError, WorkerNotReady
 from splitreel.lora import AdapterOrder
 from splitreel.observe.logs import about, get_logger
@@ -30,7 +31,8 @@ from splitreel.roles.control import StageControl
 from splitreel.roles.definition import ModelDefinition
 from splitreel.roles.device import trace_device
 from splitreel.roles.role import Role
-from splitreel.wire import Packed, account, pack, unpack
+from splitreel.share import Share
+from splitreel.wire import Packed, Payload, account, pack, unpack
 
 logger = get_logger(__name__)
 
@@ -77,6 +79,7 @@ class WorkerHost:
         self._journal = Journal()
         self._control: StageControl | None = None
         self._stops: set[str] = set()
+        self._part_ended = ""
         self._lock = threading.Lock()
         self._state = "loading"
         self._stages_done = 0
@@ -124,17 +127,30 @@ class WorkerHost:
 
         return replace(self._reply("load", work), spans=spans.finish())
 
-    def run_stage(self, stage: Stage, request_id: str, arrive: Arrive) -> tuple[Any, Reply]:
+    def run_stage(
+        self,
+        stage: Stage,
+        request_id: str,
+        arrive: Arrive,
+        share: Share | None = None,
+        parts: Sequence[Arrive | None] = (),
+    ) -> tuple[Any, Reply]:
         """Take a payload and run a stage. The payload made, as the transport hands it on (None on failure), and a Reply with
-        a StageReceipt, apart, so that the receipt can be read without the payload.
+        a StageReceipt, apart, so that the receipt can be read without the payload. A `share` makes it a part of one; or
+        `parts` are joined.
         """
+        share = share or Share(0, 1 + len(parts))
         spans = SpanRecorder(
             self.place, request_id=request_id, stage=stage, device=self._device, enabled=self._spec.trace_record
         )
-        control = StageControl(request_id, stage, self._journal.add, spans)
+        # What a part has done of its share would be no progress of the request's.
+        report = self._journal.add if share.index == 0 else None
+        control = StageControl(request_id, stage, report, spans, share)
+        control.parts = tuple(functools.partial(self._take_part, part, control) for part in parts)
+        key = share.key or request_id
         with self._lock:
             self._control = control
-            if request_id in self._stops:
+            if key in self._stops:
                 control.stop()
         began = time.monotonic()
         with about(request_id, self.place.role, self.place.node):
@@ -150,9 +166,11 @@ class WorkerHost:
                     events=self._journal.untaken(),
                 )
             finally:
+                control.parts = ()
                 with self._lock:
                     self._control = None
-                    self._stops.discard(request_id)
+                    self._stops.discard(key)
+                    self._part_ended = share.key
             logger.debug("%s done in %.3f s", stage, time.monotonic() - began)
         self._stages_done += 1
         return made, Reply(value=receipt, events=self._journal.untaken())
@@ -168,7 +186,7 @@ class WorkerHost:
             attributes["payload"] = account(packed).to_dict()
             payload = self._role.receive(stage, payload)
         began = time.monotonic()
-        with spans.span(str(stage)):
+        with spans.span(f"{stage}.part" if control.share.index else str(stage)):
             result = self._role.run(stage, payload, control)
             with spans.span("pack"):
                 made = pack(result)
@@ -186,6 +204,23 @@ class WorkerHost:
             values=dict(result.header.values),
         )
 
+    @staticmethod
+    def _take_part(arrive: Arrive | None, control: StageControl) -> Payload | None:
+        """A part that another worker makes, None when it does not come; raises RequestCancelled while it is awaited."""
+        if arrive is None:
+            return None
+        try:
+            materialize = arrive(control)
+            with control.span("hop.materialize", hop=hop_between(control.stage)) as attributes:
+                packed = materialize()
+                attributes["payload"] = account(packed).to_dict()
+            return unpack(packed)
+        except (PayloadGone, SplitreelError) as error:
+            if isinstance(error, RequestCancelled):
+                raise
+            logger.warning("a part of %s did not come and is made here: %s", control.stage, error)
+            return None
+
     def adapt(self, order: AdapterOrder, content: Callable[[], NDArray[np.uint8]]) -> Reply:
         """Change the role's adapters; a LoraReceipt or None. `FuseAdapters` belongs to the stage thread."""
         return self._reply("change its adapters", lambda: self._role.adapters.carry_out(order, content))
@@ -193,9 +228,10 @@ class WorkerHost:
     def stop(self, request_id: str) -> None:
         """Ask the stage of this request to end at its next step; also when it is only about to start."""
         with self._lock:
-            if self._control is not None and self._control.request_id == request_id:
-                self._control.stop()
-            else:
+            control = self._control
+            if control is not None and (control.share.key or control.request_id) == request_id:
+                control.stop()
+            elif request_id != self._part_ended:  # a part never comes again
                 self._stops.add(request_id)
 
     def watch(self, seen: int, timeout: float) -> list[Entry]:

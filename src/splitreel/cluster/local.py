@@ -6,8 +6,9 @@ import asyncio
 import functools
 import socket
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from dataclasses import replace
 from typing import Any
 
@@ -15,18 +16,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splitreel.cluster.handshake import check_memory, compare
-from splitreel.cluster.host import WorkerHost, slow
+from splitreel.cluster.host import Arrive, WorkerHost, slow
 from splitreel.cluster.journal import Entry, Reader
-from splitreel.cluster.replies import NodeFacts, WorkerFacts, reply_value, versions
+from splitreel.cluster.replies import NodeFacts, Reply, WorkerFacts, reply_value, versions
 from splitreel.config import Config
-from splitreel.engine.backend import BeforeServing, Listener, StageReceipt, WorkerHealth, WorkerInfo, as_it_is, hop_into
+from splitreel.engine.backend import (
+    BeforeServing,
+    Listener,
+    PayloadGone,
+    StageReceipt,
+    WorkerHealth,
+    WorkerInfo,
+    as_it_is,
+    hop_into,
+)
 from splitreel.errors import WorkerLost
 from splitreel.lora import AdapterOrder, AdapterOutline, FuseAdapters, LoraReceipt
 from splitreel.observe.progress import LoadProgress, Progress
 from splitreel.observe.spans import SpanRecord, SpanRecorder
 from splitreel.request import Stage
+from splitreel.roles.control import StageControl
 from splitreel.roles.definition import ModelDefinition
-from splitreel.wire import account
+from splitreel.share import Share
+from splitreel.wire import Packed, account
+
+# How often one who waits for a part looks whether it was cancelled.
+_GLANCE = 0.1
 
 
 class LocalBackend:
@@ -77,14 +92,38 @@ class LocalBackend:
             listener.on_spans(reply.spans)
             reply_value(reply)
 
-    async def run_stage(self, worker: str, stage: Stage, request_id: str, payload: Any) -> tuple[Any, StageReceipt]:
+    async def run_stage(
+        self, worker: str, stage: Stage, request_id: str, payload: Any, parts: Sequence[Any] = ()
+    ) -> tuple[Any, StageReceipt]:
         """Run a stage in the worker's thread."""
         made, reply = await self._call(
-            worker, self._hosts[worker].run_stage, stage, request_id, lambda control: lambda: payload
+            worker,
+            self._hosts[worker].run_stage,
+            stage,
+            request_id,
+            lambda control: lambda: payload,
+            None,
+            [_arrival(part) for part in parts],
         )
         self._pass_on(worker, reply.events)
         self._on_spans(reply.spans)
         return made, reply_value(reply)
+
+    def start_part(
+        self, worker: str, stage: Stage, request_id: str, payload: Any, share: Share
+    ) -> tuple[Any, Callable[[], Awaitable[StageReceipt]]]:
+        """Make a part in the worker's thread."""
+        part = self._threads[worker].submit(
+            self._hosts[worker].run_stage, stage, request_id, lambda control: lambda: payload, share
+        )
+
+        async def ends() -> StageReceipt:
+            _, reply = await asyncio.wrap_future(part)
+            self._on_spans(reply.spans)
+            receipt: StageReceipt = reply_value(reply)
+            return receipt
+
+        return part, ends
 
     async def stop_stage(self, worker: str, request_id: str) -> None:
         """Ask the stage to end at its next step."""
@@ -147,3 +186,17 @@ class LocalBackend:
         return await asyncio.get_running_loop().run_in_executor(
             self._threads[worker], functools.partial(function, *args)
         )
+
+
+def _arrival(part: Future[tuple[Packed | None, Reply]]) -> Arrive:
+    """Wait for a part that another thread makes."""
+
+    def arrive(control: StageControl) -> Callable[[], Packed]:
+        while not wait_for([part], _GLANCE).done:
+            control.check()
+        made = None if part.cancelled() else part.result()[0]
+        if made is None:
+            raise PayloadGone("its worker did not make it")
+        return lambda: made
+
+    return arrive

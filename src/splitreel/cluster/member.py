@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +30,7 @@ from splitreel.observe.progress import LoadProgress, Progress
 from splitreel.observe.spans import SpanRecord
 from splitreel.request import Stage
 from splitreel.roles.definition import ModelDefinition
+from splitreel.share import Share
 
 logger = get_logger(__name__)
 
@@ -153,11 +155,25 @@ class Member:
 
     # Stages -----------------------------------------------------------------------------------------------------------
 
-    async def run_stage(self, stage: Stage, request_id: str, payload: Any) -> tuple[Any, StageReceipt]:
+    async def run_stage(
+        self, stage: Stage, request_id: str, payload: Any, parts: Sequence[Any] = ()
+    ) -> tuple[Any, StageReceipt]:
         """Run a stage; the payload stays where it was made, only the receipt comes here."""
+        made, receipt = self.start_stage(stage, request_id, [payload, *parts], None)
+        return made, await receipt()
+
+    def start_stage(
+        self, stage: Stage, request_id: str, payloads: Sequence[Any], share: Share | None
+    ) -> tuple[Any, Callable[[], Awaitable[StageReceipt]]]:
+        """Order a run; what it makes, and what waits for its receipt. Raises WorkerLost."""
         actor, lost = self._reached()
-        made, receipt = actor.run_stage.remote(stage, request_id, [payload], self._settings.hop_timeout)
-        answer = await self._answer(receipt, lost)
+        made, receipt = actor.run_stage.remote(stage, request_id, list(payloads), self._settings.hop_timeout, share)
+        return made, functools.partial(self._receipt, stage, request_id, receipt, lost)
+
+    async def _receipt(
+        self, stage: Stage, request_id: str, reference: Any, lost: asyncio.Future[WorkerLost]
+    ) -> StageReceipt:
+        answer = await self._answer(reference, lost)
         try:
             reply: Reply = answer.result()
         except RayActorError as error:
@@ -182,7 +198,8 @@ class Member:
         if reply.failure is not None and reply.failure.error_type == PayloadGone.__name__:
             raise PayloadGone(reply.failure.message)
         self.restarts = 0
-        return made, reply_value(reply)
+        receipt: StageReceipt = reply_value(reply)
+        return receipt
 
     async def _why(self, error: RayError) -> str:
         """Ray's error in words of ours; with sizes where it had no room for what the stage made."""

@@ -42,6 +42,7 @@ from splitreel.observe.progress import LoadProgress, Progress
 from splitreel.observe.spans import SpanRecord, SpanRecorder
 from splitreel.request import Stage
 from splitreel.roles.definition import ModelDefinition
+from splitreel.share import Share
 from splitreel.wire import Packed, account
 from splitreel.words import counted
 
@@ -129,10 +130,18 @@ class RayBackend:
 
     # Stages -----------------------------------------------------------------------------------------------------------
 
-    async def run_stage(self, worker: str, stage: Stage, request_id: str, payload: Any) -> tuple[Any, StageReceipt]:
+    async def run_stage(
+        self, worker: str, stage: Stage, request_id: str, payload: Any, parts: Sequence[Any] = ()
+    ) -> tuple[Any, StageReceipt]:
         """Run a stage on a worker. A payload that is still in this process goes to the store first."""
         reference = await asyncio.to_thread(ray.put, payload) if isinstance(payload, Packed) else payload
-        return await self._members[worker].run_stage(stage, request_id, reference)
+        return await self._members[worker].run_stage(stage, request_id, reference, parts)
+
+    def start_part(
+        self, worker: str, stage: Stage, request_id: str, payload: Any, share: Share
+    ) -> tuple[Any, Callable[[], Awaitable[StageReceipt]]]:
+        """Order a part; it stays where it is made until the worker that joins the parts fetches it."""
+        return self._members[worker].start_stage(stage, request_id, [payload], share)
 
     async def stop_stage(self, worker: str, request_id: str) -> None:
         """Ask the stage to end at its next step."""

@@ -17,6 +17,7 @@ from ray.exceptions import (
     ObjectLostError,
     OwnerDiedError,
     PlasmaObjectNotAvailable,
+    RayActorError,
     RayDirectTransportError,
 )
 
@@ -64,7 +65,7 @@ def arrive(
                 check()
                 ray.wait([reference], timeout=_GLANCE, fetch_local=True)
                 found = ray.get(reference, timeout=max(1.0, deadline - time.monotonic()))
-        except (ObjectLostError, OwnerDiedError) as error:
+        except (ObjectLostError, OwnerDiedError, RayActorError) as error:
             raise PayloadGone(str(error)) from error
         except GetTimeoutError as error:
             raise PayloadGone(f"hop.materialize: expected the payload within {timeout:g} s, found nothing.") from error

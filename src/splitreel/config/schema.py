@@ -192,6 +192,13 @@ class EngineConfig(Section):
     look_ahead: int = Field(
         default=3, ge=1, le=64, description="Requests that may be encoded ahead for each DiT worker while it is busy."
     )
+    parallel_decode: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="At most so many workers of one role decode a film together, those that are idle when its decode "
+        "starts: each some of its chunks, bit for bit as one alone.",
+    )
     max_waiting: int = Field(
         default=64, ge=0, description="Admitted requests that have not started; one more is refused."
     )

@@ -11,6 +11,7 @@ from splitreel.lora import AdapterOrder, LoraReceipt
 from splitreel.observe.progress import LoadProgress, Progress
 from splitreel.observe.spans import SpanRecord, SpanRecorder
 from splitreel.request import Stage
+from splitreel.share import Share
 
 if TYPE_CHECKING:
     import numpy as np
@@ -86,6 +87,11 @@ def hop_into(stage: Stage | None) -> str:
     return f"{stage.previous or 'driver'}-to-{stage}"
 
 
+def hop_between(stage: Stage) -> str:
+    """What the hop of a part of a stage is called, to the worker that joins the parts."""
+    return f"{stage}-to-{stage}"
+
+
 class PayloadGone(Exception):
     """The payload that a stage was to start from no longer exists (its node died)."""
 
@@ -135,11 +141,24 @@ class Backend(Protocol):
         """Place, check and load. Raises ClusterError or CheckpointError; leaves nothing behind when it does."""
         ...
 
-    async def run_stage(self, worker: str, stage: Stage, request_id: str, payload: Any) -> tuple[Any, StageReceipt]:
+    async def run_stage(
+        self, worker: str, stage: Stage, request_id: str, payload: Any, parts: Sequence[Any] = ()
+    ) -> tuple[Any, StageReceipt]:
         """Run a stage from a payload handle to a new one.
 
+        `parts`: of `start_part`, for shares 1, 2 and so on; the worker makes what is None, or does not come, itself.
         Raises StageError (this request's fault or the stage's), RequestCancelled (stopped as asked), WorkerLost, or
         PayloadGone.
+        """
+        ...
+
+    def start_part(
+        self, worker: str, stage: Stage, request_id: str, payload: Any, share: Share
+    ) -> tuple[Any, Callable[[], Awaitable[StageReceipt]]]:
+        """Start a share of a stage: a handle for `run_stage`, and what to await, which ends as `run_stage` does, when the
+        worker is done.
+
+        It is stopped by `stop_stage` with the share's key as request id. Raises WorkerLost.
         """
         ...
 

@@ -36,12 +36,14 @@ class Pool:
 
 
 class Worker:
-    """One worker, up or returning, and what it runs."""
+    """One worker, up or returning, and what it runs, or the request and the attempt that it helps with."""
 
-    __slots__ = ("kind", "name", "running", "up")
+    __slots__ = ("helps", "kind", "name", "role", "running", "up")
 
     def __init__(self, name: str, kind: Kind) -> None:
         self.name = name
+        self.role = ""
+        self.helps: tuple[str, int] | None = None
         self.kind = kind
         self.up = False
         self.running: Ticket | None = None
@@ -53,6 +55,7 @@ class Worker:
             "stages": [str(stage) for stage in Stage if stage in self.kind.stages],
             "workflows": sorted(self.kind.workflows),
             "running": self.running.request if self.running else None,
+            "helps": self.helps[0] if self.helps else None,
         }
 
 
@@ -108,7 +111,7 @@ class Crew:
 
     # coming and going -------------------------------------------------------------------------------------------------
 
-    def come_up(self, name: str, stages: frozenset[Stage], workflows: frozenset[str]) -> None:
+    def come_up(self, name: str, stages: frozenset[Stage], workflows: frozenset[str], role: str = "") -> None:
         """Make the worker idle, known or not; it must not be up."""
         worker = self.workers.get(name)
         if worker is not None and (worker.kind.stages, worker.kind.workflows) != (stages, workflows):
@@ -121,7 +124,7 @@ class Crew:
                 self._index()
             worker = self.workers[name] = Worker(name, kind)
             kind.known += 1
-        worker.up = True
+        worker.up, worker.role = True, role
         worker.kind.up += 1
         worker.kind.idle.append(worker)
         for pool in worker.kind.pools:
@@ -133,11 +136,12 @@ class Crew:
         if worker.up:
             worker.up = False
             worker.kind.up -= 1
-            if ticket is None:
+            busy = ticket is not None or worker.helps is not None
+            if not busy:
                 worker.kind.idle.remove(worker)
             for pool in worker.kind.pools:
-                pool.room -= self._each if ticket else self._each + 1
-        worker.running = None
+                pool.room -= self._each if busy else self._each + 1
+        worker.running = worker.helps = None
         return ticket
 
     def forget(self, worker: Worker) -> None:
@@ -155,9 +159,20 @@ class Crew:
         for pool in worker.kind.pools:
             pool.room -= 1
 
+    def lend(self, worker: Worker, attempt: int, most: int) -> tuple[str, ...]:
+        """Let up to `most` idle workers of the same role help with what the worker runs."""
+        assert worker.running is not None
+        helpers = [other for other in worker.kind.idle if other.role == worker.role][:most]
+        for helper in helpers:
+            worker.kind.idle.remove(helper)
+            helper.helps = (worker.running.request, attempt)
+            for pool in worker.kind.pools:
+                pool.room -= 1
+        return tuple(helper.name for helper in helpers)
+
     def free(self, worker: Worker) -> None:
-        """The worker's run is over."""
-        worker.running = None
+        """The worker's run is over, or its help."""
+        worker.running = worker.helps = None
         worker.kind.idle.append(worker)
         for pool in worker.kind.pools:
             pool.room += 1

@@ -21,6 +21,7 @@ from splitreel.engine.events import (
     Deliver,
     Event,
     Fail,
+    HelpEnded,
     PayloadLost,
     Refuse,
     ReleasePayload,
@@ -33,9 +34,11 @@ from splitreel.engine.events import (
     WorkerDown,
     WorkerUp,
 )
+from splitreel.engine.helping import Helpers
 from splitreel.engine.job import Film, Job
+from splitreel.engine.limits import Deadlines, Limits
 from splitreel.engine.outcomes import as_cancel, as_error, bare, driver_place, outcome_of, overdue, queue_full, stuck
-from splitreel.engine.scheduler import Limits, Scheduler
+from splitreel.engine.scheduler import Scheduler
 from splitreel.errors import ClusterError, InvalidRequest, QueueFull, RequestCancelled, WorkerLost
 from splitreel.observe.logs import get_logger
 from splitreel.observe.metrics import Metrics
@@ -45,20 +48,6 @@ from splitreel.observe.spans import SpanRecord, TraceContext
 from splitreel.request import Stage
 
 logger = get_logger(__name__)
-
-
-@dataclass(frozen=True)
-class Deadlines:
-    """Bounds on waiting, in seconds.
-
-    `start`: until every role is resident. `request`: from the start of encode to the film. `stage`: for one stage.
-    `stop`: how long a stage that was asked to stop may take before its worker is given up.
-    """
-
-    start: float = 1800.0
-    request: float = 7200.0
-    stage: float = 3600.0
-    stop: float = 30.0
 
 
 @dataclass
@@ -93,6 +82,7 @@ class Engine:
         self._held: dict[str, _Held] = {}
         self._runs: set[asyncio.Task[None]] = set()
         self._stop_timers: dict[str, asyncio.TimerHandle] = {}
+        self._helpers = Helpers(backend, self._spawn, self._help_ended)
         self._events: deque[Event] = deque()
         self._handling = False
         self._closed = False
@@ -216,7 +206,7 @@ class Engine:
         """A worker serves (again)."""
         self._lost.pop(worker.name, None)
         self.observer.metrics.worker_up(worker.name)
-        self._handle(WorkerUp(worker.name, frozenset(worker.stages), frozenset(worker.workflows)))
+        self._handle(WorkerUp(worker.name, frozenset(worker.stages), frozenset(worker.workflows), worker.role))
 
     def on_worker_down(self, worker: WorkerInfo, error: WorkerLost, *, returning: bool) -> None:
         """A worker no longer serves."""
@@ -245,10 +235,11 @@ class Engine:
 
     def _carry_out(self, command: Command) -> None:
         match command:
-            case RunStage(request, stage, worker, attempt):
-                self._start_run(request, stage, worker, attempt)
+            case RunStage():
+                self._start_run(command)
             case StopStage(request, stage, worker):
                 self._stop_run(request, stage, worker)
+                self._stop_help(request, stage)
             case ReleasePayload(request, stage):
                 held = self._held.get(request)
                 if held is not None:
@@ -265,7 +256,8 @@ class Engine:
             case Refuse(request, waiting, limit):
                 self._settle(self._held[request].job, queue_full(waiting, limit))
 
-    def _start_run(self, request: str, stage: Stage, worker: str, attempt: int) -> None:
+    def _start_run(self, run: RunStage) -> None:
+        request, stage = run.request, run.stage
         held = self._held[request]
         job = held.job
         job.stage = stage
@@ -275,8 +267,9 @@ class Engine:
             job.started_at = loop.time()
             held.timer = loop.call_later(self._deadlines.request, self._expire, request, None, self._deadlines.request)
         source = held.submitted if stage.previous is None else held.payloads[stage.previous]
-        began = held.trace.stage_begins(stage, worker)
-        self._spawn(self._run(held, stage, worker, attempt, source, began))
+        began = held.trace.stage_begins(stage, run.worker)
+        parts = self._helpers.start(run, source, held.trace)
+        self._spawn(self._run(held, run, source, parts, began))
 
     def _stop_run(self, request: str, stage: Stage, worker: str) -> None:
         loop = asyncio.get_running_loop()
@@ -285,21 +278,33 @@ class Engine:
             self._deadlines.stop, lambda: self._spawn(self._give_up(request, stage, worker))
         )
 
+    def _stop_help(self, request: str, stage: Stage) -> None:
+        for helper, key in self._helpers.leave(request):
+            self._stop_run(key, stage, helper)
+
+    def _help_ended(self, event: HelpEnded) -> None:
+        self._no_longer_stopping(event.worker)
+        self._handle(event)
+
+    def _no_longer_stopping(self, worker: str) -> None:
+        if (timer := self._stop_timers.pop(worker, None)) is not None:
+            timer.cancel()
+
     async def _give_up(self, request: str, stage: Stage, worker: str) -> None:
         info = next(item for item in self.backend.workers if item.name == worker)
         error = stuck(info, request, stage, self._deadlines.stop)
         await self.backend.replace_worker(worker, error)
 
-    async def _run(self, held: _Held, stage: Stage, worker: str, attempt: int, source: Any, began: float) -> None:
+    async def _run(self, held: _Held, run: RunStage, source: Any, parts: tuple[Any, ...], began: float) -> None:
         """One run of one stage, from the command to the event that ends it."""
-        request = held.job.request_id
+        request, stage, worker, attempt = run.request, run.stage, run.worker, run.attempt
         timer = asyncio.get_running_loop().call_later(
             self._deadlines.stage, self._expire, request, stage, self._deadlines.stage
         )
         event: Event
         problem: BaseException | None = None
         try:
-            payload, receipt = await self.backend.run_stage(worker, stage, request, source)
+            payload, receipt = await self.backend.run_stage(worker, stage, request, source, parts)
         except RequestCancelled as error:
             problem = held.job.stopped_at = bare(error)
             event = StageStopped(request, stage, worker, attempt)
@@ -333,8 +338,8 @@ class Engine:
             timer.cancel()
             held.trace.stage_ended(stage, worker, began, problem)
             problem = None  # with its traceback it would keep this frame, and the payload in it, until a collection
-            if (stop_timer := self._stop_timers.pop(worker, None)) is not None:
-                stop_timer.cancel()
+            self._no_longer_stopping(worker)
+            self._stop_help(request, stage)
         self._handle(event)
 
     async def _deliver(self, held: _Held, handle: Any) -> None:

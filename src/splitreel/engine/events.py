@@ -14,11 +14,14 @@ from splitreel.request import Stage
 
 @dataclass(frozen=True, slots=True)
 class WorkerUp:
-    """A worker is ready: it runs one stage at a time, any of `stages`, for requests of `workflows`."""
+    """A worker is ready: it runs one stage at a time, any of `stages`, for requests of `workflows`. Workers of one `role`
+    may take part in each other's runs.
+    """
 
     worker: str
     stages: frozenset[Stage]
     workflows: frozenset[str]
+    role: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,15 @@ class StageStopped:
 
 
 @dataclass(frozen=True, slots=True)
+class HelpEnded:
+    """A helper of this run of the request's decode is free again, whatever became of its part."""
+
+    request: str
+    worker: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
 class CancelRequested:
     """A user or a deadline ends the request; `reason` comes back in `Cancelled`."""
 
@@ -99,19 +111,34 @@ class PayloadLost:
     stage: Stage
 
 
-Event = WorkerUp | WorkerDown | Submitted | StageDone | StageFailed | StageStopped | CancelRequested | PayloadLost
+Event = (
+    WorkerUp
+    | WorkerDown
+    | Submitted
+    | StageDone
+    | StageFailed
+    | StageStopped
+    | HelpEnded
+    | CancelRequested
+    | PayloadLost
+)
 
 # Commands -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class RunStage:
-    """Start the stage on the worker, from the payload of the stage before. `attempt` counts from 1 for each stage."""
+    """Start the stage on the worker, from the payload of the stage before. `attempt` counts from 1 for each stage.
+
+    `helpers` take part; each is busy until `HelpEnded`, which may come after the run's own end. The run does not depend
+    on them.
+    """
 
     request: str
     stage: Stage
     worker: str
     attempt: int
+    helpers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

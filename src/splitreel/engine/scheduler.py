@@ -6,13 +6,14 @@
 - So many encodes of look-ahead per busy denoise worker, and one more for an idle one (`Crew.may_look_ahead`).
 - A payload is kept until the next stage's result is there, so a lost worker costs the stage that it ran and no other.
 - A stage runs at most `1 + retries` times for one request.
+- With `parallel_decode`, workers of the same role that would be idle help with a decode that starts; it needs none of them.
 - A request that no worker can ever serve fails at once; whatever is admitted ends in exactly one of Deliver, Fail and
   Cancelled; events that fit no current run change nothing.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any, assert_never
 
 from splitreel.engine.crew import Crew, Kind, Worker
@@ -23,6 +24,7 @@ from splitreel.engine.events import (
     Deliver,
     Event,
     Fail,
+    HelpEnded,
     LostTooOften,
     PayloadLost,
     Refuse,
@@ -37,6 +39,7 @@ from splitreel.engine.events import (
     WorkerDown,
     WorkerUp,
 )
+from splitreel.engine.limits import Limits
 from splitreel.engine.tickets import RUNNING, WAITING, Lines, State, Ticket
 from splitreel.request import Stage
 
@@ -46,34 +49,6 @@ FOLLOWING = {stage: stage.following for stage in Stage}
 Choice = tuple[Ticket, Worker]
 LOOKS_AHEAD = (State.ENCODING, State.ENCODED)
 FROM = {stage: tuple(Stage)[index:] for index, stage in enumerate(Stage)}
-
-
-@dataclass(frozen=True)
-class Limits:
-    """The bounds that the scheduler keeps.
-
-    `max_in_flight`: requests whose encode has started and whose decode has not finished; below
-    `look_ahead` + 1 per denoise worker and 1 more, it is this bound, and not look-ahead, that leaves workers idle.
-    `max_waiting`: requests admitted and not started; 0 admits only what can start at once.
-    `retries`: how often a stage of one request may run again after a worker or payload was lost.
-    `patience`: how often a request lets later ones of higher priority pass; 0 makes priority count for nothing. It
-    holds for each request: a whole queue that has run out of patience goes before a later request of high priority.
-    `look_ahead`: requests that may be encoding or encoded for each denoise worker while it is busy.
-    Raises ValueError for a bound below 0, or `max_in_flight` or `look_ahead` below 1.
-    """
-
-    max_in_flight: int = 3
-    max_waiting: int = 1000
-    retries: int = 1
-    patience: int = 32
-    look_ahead: int = 1
-
-    def __post_init__(self) -> None:
-        leasts = {"max_in_flight": 1, "max_waiting": 0, "retries": 0, "patience": 0, "look_ahead": 1}
-        for name, least in leasts.items():
-            value = getattr(self, name)
-            if value < least:
-                raise ValueError(f"limits.{name}: expected {least} or more, found {value}.")
 
 
 class Scheduler:
@@ -108,17 +83,23 @@ class Scheduler:
             case StageStopped(request, stage, worker, attempt, lost):
                 if ticket := self._run_of(request, stage, worker, attempt):
                     self._on_stopped(ticket, lost)
+            case HelpEnded(request, name, attempt):
+                helper = self._crew.workers.get(name)
+                if helper is not None and helper.helps == (request, attempt):
+                    self._crew.free(helper)
             case CancelRequested(request, reason):
                 self._on_cancel(request, reason)
             case PayloadLost(request, stage):
                 self._on_payload_lost(request, stage)
-            case WorkerUp(worker, stages, workflows):
-                self._on_worker_up(worker, stages, workflows)
+            case WorkerUp(worker, stages, workflows, role):
+                self._on_worker_up(worker, stages, workflows, role)
             case WorkerDown(worker, returning):
                 self._on_worker_down(worker, returning)
             case _:
                 assert_never(event)
         self._start_what_may_start()
+        if self.limits.parallel_decode > 1:
+            self._share_decodes()
         if isinstance(event, Submitted) and self._queue.waiting > self.limits.max_waiting:
             self._refuse(self._tickets[event.request])  # it waits: without it, nothing that waits could have started
         return self._commands
@@ -211,14 +192,14 @@ class Scheduler:
 
     # Losses -----------------------------------------------------------------------------------------------------------
 
-    def _on_worker_up(self, name: str, stages: frozenset[Stage], workflows: frozenset[str]) -> None:
+    def _on_worker_up(self, name: str, stages: frozenset[Stage], workflows: frozenset[str], role: str) -> None:
         worker = self._crew.workers.get(name)
         before = worker.kind if worker is not None else None
         if worker is not None and worker.up:
             if (worker.kind.stages, worker.kind.workflows) != (stages, workflows):
                 raise ValueError(f'WorkerUp: expected "{name}" to go down before it changes, found it up.')
             return
-        self._crew.come_up(name, stages, workflows)
+        self._crew.come_up(name, stages, workflows, role)
         if before is not None:
             self._fail_unserved(before)
 
@@ -320,6 +301,14 @@ class Scheduler:
         ticket.runs[stage] = attempt = ticket.runs.get(stage, 0) + 1
         self._enter(ticket, RUNNING[stage])
         self._commands.append(RunStage(ticket.request, stage, worker.name, attempt))
+
+    def _share_decodes(self) -> None:
+        """Let workers that nothing else has use for now help with the decodes that start now."""
+        for index, command in enumerate(self._commands):
+            if isinstance(command, RunStage) and command.stage is DECODE:
+                worker = self._crew.workers[command.worker]
+                helpers = self._crew.lend(worker, command.attempt, self.limits.parallel_decode - 1)
+                self._commands[index] = replace(command, helpers=helpers)
 
     # Bookkeeping ------------------------------------------------------------------------------------------------------
 

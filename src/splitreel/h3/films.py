@@ -20,8 +20,8 @@ from splitreel.wire import Payload
 class FilmMaker(Protocol):
     """Takes the pictures of a film as they are decoded."""
 
-    def add(self, chunk: Tensor) -> None:
-        """Append (f, 3, H, W) float pictures in [0, 1]."""
+    def add(self, pictures: Tensor) -> None:
+        """Append a chunk's pictures as `as_asked` gives them."""
         ...
 
     def finish(self) -> dict[str, Tensor]:
@@ -53,12 +53,11 @@ class _Pictures:
         self._pictures: Tensor | None = None
         self._filled = 0
 
-    def add(self, chunk: Tensor) -> None:
-        part = chunk if self._name == "tensor" else to_pixels(chunk)
+    def add(self, pictures: Tensor) -> None:
         if self._pictures is None:
-            self._pictures = torch.empty((self._num_frames, *part.shape[1:]), dtype=part.dtype)
-        self._pictures[self._filled : self._filled + len(part)] = part
-        self._filled += len(part)
+            self._pictures = torch.empty((self._num_frames, *pictures.shape[1:]), dtype=pictures.dtype)
+        self._pictures[self._filled : self._filled + len(pictures)] = pictures
+        self._filled += len(pictures)
 
     def finish(self) -> dict[str, Tensor]:
         if self._pictures is None or self._filled != self._num_frames:
@@ -77,8 +76,8 @@ class _Mp4:
         self._encoder: FilmEncoder | None = None
         self._frames = self._samples = 0
 
-    def add(self, chunk: Tensor) -> None:
-        pixels = to_pixels(chunk).cpu().numpy()
+    def add(self, pictures: Tensor) -> None:
+        pixels = pictures.cpu().numpy()
         if self._encoder is None:
             _, height, width, _ = pixels.shape
             self._encoder = FilmEncoder(width=width, height=height, fps=float(FPS), sample_rate=self._sample_rate)
@@ -95,6 +94,11 @@ class _Mp4:
     def discard(self) -> None:
         if self._encoder is not None:
             self._encoder.discard()
+
+
+def as_asked(chunk: Tensor, output: str) -> Tensor:
+    """(f, 3, H, W) float pictures in [0, 1] in the form in which they are kept, or written to a file."""
+    return chunk if output == "tensor" else to_pixels(chunk)
 
 
 def to_pixels(chunk: Tensor) -> Tensor:

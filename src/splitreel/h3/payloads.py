@@ -17,6 +17,8 @@ from splitreel.wire.spec import FLOATS
 
 KINDS = {Stage.ENCODE: "submitted", Stage.DENOISE: "encoded", Stage.DECODE: "denoised"}
 FILM = "film"
+# Of a film that several workers decode: the pictures of one share, for the worker that joins them.
+PART = "film_part"
 
 # What every stage needs to know about the request; everything else that it needs is in the tensors.
 _REQUEST_VALUES: dict[str, type | tuple[type, ...]] = {

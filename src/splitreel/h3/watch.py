@@ -42,6 +42,10 @@ class ModuleWatch:
         finally:
             self._control = None
 
+    def skip(self, calls: int) -> None:
+        """So many calls were made elsewhere."""
+        self._seen += calls
+
     def _on_call(self, module: nn.Module, args: Any) -> None:
         control = self._control
         if control is None:

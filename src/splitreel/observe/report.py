@@ -119,7 +119,7 @@ def workers(spans: Sequence[SpanRecord]) -> list[WorkerReport]:
             own[span.worker, span.node].append(span)
     reports = []
     for (worker, node), known in sorted(own.items()):
-        work = [span for span in known if span.name in (*STAGES, "hop.fetch", "hop.materialize")]
+        work = [span for span in known if span.name in (*STAGES, "decode.part", "hop.fetch", "hop.materialize")]
         busy = sum(span.seconds for span in work)
         count = sum(span.name in STAGES for span in work)
         reports.append(WorkerReport(worker, node, count, busy, busy / window if window else 0.0))

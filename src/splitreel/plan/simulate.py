@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 from splitreel.config import EngineConfig
 from splitreel.engine.events import Deliver, Event, Refuse, RunStage, StageDone, Submitted, WorkerUp
-from splitreel.engine.scheduler import Limits, Scheduler
+from splitreel.engine.limits import Limits
+from splitreel.engine.scheduler import Scheduler
 from splitreel.request import Stage
 
 WORKFLOW = "t2va"

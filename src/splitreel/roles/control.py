@@ -12,10 +12,18 @@ from splitreel.errors import RequestCancelled
 from splitreel.observe.progress import Progress
 from splitreel.observe.spans import Place, SpanRecorder
 from splitreel.request import Stage
+from splitreel.share import Share
+from splitreel.wire import Payload
+
+# A part that another worker makes; None when it did not come.
+TakePart = Callable[[], Payload | None]
 
 
 class StageControl:
-    """One run of one stage. `report` is called in the stage's thread; `stop` may be called from any."""
+    """One run of one stage. `report` is called in the stage's thread; `stop` may be called from any.
+
+    `share`: what of the stage is to be done here; the result of one above 0 is a part. `parts` of the other shares, from 1.
+    """
 
     def __init__(
         self,
@@ -23,8 +31,11 @@ class StageControl:
         stage: Stage,
         report: Callable[[Progress], None] | None = None,
         spans: SpanRecorder | None = None,
+        share: Share | None = None,
     ) -> None:
         self.request_id = request_id
+        self.share = share or Share(0, 1)
+        self.parts: tuple[TakePart, ...] = ()
         self.stage = stage
         self.spans = spans or SpanRecorder(Place("", "", ""), request_id=request_id, stage=stage)
         self._report = report
