@@ -17,7 +17,7 @@ TIERS = ("unit", "contract", "cluster", "e2e")
 
 
 class TierScheduling(LoadScopeScheduling):  # type: ignore[misc]
-    """Of two processes one gets all of `cluster`, the other all of `contract`; then each takes whole files.
+    """One process gets all of `contract`, the others the files of `cluster`; then each takes whole files of the rest.
 
     A process can be in one Ray cluster only, and the contract tests keep a session open in theirs. (xdist's own groups do
     not work with pytest 9.2, which no longer takes the node id that they are written into.)
@@ -25,8 +25,22 @@ class TierScheduling(LoadScopeScheduling):  # type: ignore[misc]
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.split("::")[0]
-        tier = file.split("/")[1]
-        return tier if tier in ("cluster", "contract") else file
+        return "tests/contract" if file.startswith("tests/contract/") else file
+
+    def _assign_work_unit(self, node: Any) -> None:
+        """The longest of what this process may run: `contract` and the cluster's files take minutes, and go first."""
+        in_a_session = "tests/contract" in self.assigned_work.get(node, ())
+        tiers = (
+            ("tests/contract", "tests/e2e/", "tests/unit/")
+            if in_a_session
+            else ("tests/contract", "tests/cluster/", "")
+        )
+        scope = next((scope for tier in tiers for scope in self.workqueue if scope.startswith(tier)), None)
+        if scope is None:  # only the cluster's files are left, for the others
+            node.shutdown()
+            return
+        self.workqueue.move_to_end(scope, last=False)
+        super()._assign_work_unit(node)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> TierScheduling:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BytesIO
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 import httpx
 import uvicorn
 import yaml
+from PIL import Image
 
 import timed_h3
 from splitreel.config import Config, parse_config
@@ -161,6 +163,13 @@ def serving(config: Config, model: ModelDefinition | None = None) -> Iterator[tu
             server.should_exit = True
             thread.join(60)
     assert not thread.is_alive()
+
+
+def png(width: int = 96, height: int = 48) -> bytes:
+    """A picture of one colour."""
+    made = BytesIO()
+    Image.new("RGB", (width, height), (200, 90, 20)).save(made, format="PNG")
+    return made.getvalue()
 
 
 def body(prompt: str = "A lake.", **fields: Any) -> dict[str, Any]:

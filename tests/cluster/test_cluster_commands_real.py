@@ -126,12 +126,13 @@ def test_printed_commands_start_a_cluster_that_status_sees(folder: Path, environ
 
     elsewhere = folder / "elsewhere"
     elsewhere.mkdir()
-    refused = splitreel(elsewhere, {**environment, "HOME": str(elsewhere)}, "doctor", "--json")
+    head = yaml.safe_load((folder / "splitreel.yaml").read_text())["cluster"]["address"]
+    # By its address, since other clusters may run on this machine.
+    refused = splitreel(elsewhere, {**environment, "HOME": str(elsewhere), "RAY_ADDRESS": head}, "doctor", "--json")
     assert refused.returncode == 2
     assert refused.stderr == ""
     found = json.loads(refused.stdout)
     (failed,) = [row for row in found["checks"] if row["status"] == "fail"]
-    head = yaml.safe_load((folder / "splitreel.yaml").read_text())["cluster"]["address"]
     assert failed["check"] == "ray.reachable"
     assert failed["found"] == (
         f"cluster.address {head}: expected the token of the cluster that answers there, found that none is sent, since "

@@ -260,7 +260,7 @@ def test_no_h264_on_c(broken: Broken) -> None:
 
 def test_a_read_only_output_folder(broken: Broken) -> None:
     line = broken.line("output.writable", "driver", Status.FAIL)
-    assert "Read-only file system" in line.found
+    assert "read-only file system" in line.found
     assert "Choose another folder" in line.remedy
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 import torch
 
@@ -48,3 +50,19 @@ def tiny_root(geometry_name: str) -> Path:
     from splitreel.h3.tiny import cached_tiny
 
     return cached_tiny("other" if geometry_name == "other" else "released")
+
+
+@pytest.fixture
+def http(address: str) -> Iterator[httpx.Client]:
+    """A client of the server that the module started at `address`."""
+    with httpx.Client(base_url=address, timeout=30) as client:
+        yield client
+
+
+@pytest.fixture
+def client(address: str) -> Iterator[Any]:
+    """The same for OpenAI's own client."""
+    import openai  # a second, which few modules need
+
+    with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as made:
+        yield made

@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 
 from samples import Samples
-from servers import body, served, until_ended, wait_for
+from servers import body, png, served, until_ended, wait_for
 from splitreel.media import film_facts
 from splitreel.serve.http.keys import make_key
 from timed_h3 import marked, plain_film
@@ -30,24 +30,6 @@ pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore:The S
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with served(tmp_path_factory.mktemp("jobs"), model_names=["sora-2"]) as at:
         yield at
-
-
-@pytest.fixture
-def http(address: str) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=address, timeout=30) as client:
-        yield client
-
-
-@pytest.fixture
-def client(address: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as made:
-        yield made
-
-
-def png(width: int = 96, height: int = 48) -> bytes:
-    made = BytesIO()
-    Image.new("RGB", (width, height), (200, 90, 20)).save(made, format="PNG")
-    return made.getvalue()
 
 
 # OpenAI's client --------------------------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -14,10 +13,9 @@ import httpx
 import openai
 import pytest
 from diffusers import MiniMaxH3Transformer3DModel
-from PIL import Image
 
 from lora_files import make_factors, tensors_of, write
-from servers import body, served, serving
+from servers import body, png, served, serving
 from splitreel.config import parse_config
 from splitreel.h3.tiny import cached_tiny
 from timed_h3 import TimedH3, settings
@@ -31,22 +29,8 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield at
 
 
-@pytest.fixture
-def http(address: str) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=address, timeout=30) as client:
-        yield client
-
-
-@pytest.fixture
-def client(address: str) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as made:
-        yield made
-
-
 def data_url(width: int = 96, height: int = 48) -> str:
-    made = BytesIO()
-    Image.new("RGB", (width, height), (200, 90, 20)).save(made, format="PNG")
-    return "data:image/png;base64," + base64.b64encode(made.getvalue()).decode()
+    return "data:image/png;base64," + base64.b64encode(png(width, height)).decode()
 
 
 @pytest.mark.parametrize(

@@ -149,7 +149,7 @@ REFUSALS: list[tuple[str, list[str], str]] = [
     ("output in no place", [*PROMPT, "--output", "/proc/none/lake.mp4"], "expected a place where a file can be written"),
     ("output exists", [*PROMPT, "--output", "old.mp4"], "--output: expected a free name, found old.mp4. Choose another one, or give --overwrite"),
     ("output is an input", [*PROMPT, "--image", "first.png", "--reference", "video:old.mp4", "--output", "old.mp4", "--overwrite"], "--output: old.mp4 is an input of its own film"),
-    ("no prompts file", ["--prompts", "none.txt"], "--prompts: expected a text file"),
+    ("no prompts file", ["--prompts", "none.txt"], "--prompts: none.txt: expected a text file, found no such file"),
 ]  # fmt: skip
 
 

@@ -44,7 +44,6 @@ class WorkerActor:
         set_up_worker_log()
         context = ray.get_runtime_context()
         node = NodeFacts(node_id=context.get_node_id(), name=ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
-        self._made_bytes = 0
         self._transport = spec.transport
         self._host = WorkerHost(model, spec, name, node, environment, transport_of(spec.transport))
         get_logger(__name__).info(
@@ -89,9 +88,7 @@ class WorkerActor:
         payload = arrival(nested[0], hop_into(stage), self._transport if stage.previous is not None else OBJECT_STORE)
         # Like films, parts go through the object store whatever the transport is.
         parts = [None if part is None else arrival(part, hop_between(stage), OBJECT_STORE) for part in nested[1:]]
-        made, reply = self._host.run_stage(stage, request_id, payload, share, parts)
-        self._made_bytes = made.num_bytes if made is not None else 0
-        return made, reply
+        return self._host.run_stage(stage, request_id, payload, share, parts)  # unnamed here too, see there
 
     def adapt_between_stages(self, order: AdapterOrder) -> Reply:
         """Carry out an order that writes weights."""
@@ -151,7 +148,7 @@ class WorkerActor:
         rows: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
         own = [row["Resources"] for row in rows if row["NodeID"] == self._host.node.node_id]
         store = round(own[0].get("object_store_memory", 0)) if own else 0
-        return Room(self._made_bytes, store, folder, usage.free, usage.used / (usage.used + usage.free))
+        return Room(self._host.made_bytes, store, folder, usage.free, usage.used / (usage.used + usage.free))
 
     @ray.method(concurrency_group="control")
     def shut(self) -> None:

@@ -13,9 +13,9 @@ from ray.exceptions import OutOfMemoryError
 from splitreel.errors import SplitreelError
 
 
-async def as_future(reference: Any) -> Any:
-    """A reference as a coroutine that can be waited for and given up."""
-    return await asyncio.wrap_future(reference.future())
+def as_future(reference: Any) -> asyncio.Future[Any]:
+    """A reference as something that can be waited for and given up; no task, which a closing loop would complain of."""
+    return asyncio.wrap_future(reference.future())
 
 
 def reason(error: BaseException) -> str:

@@ -83,6 +83,7 @@ class WorkerHost:
         self._lock = threading.Lock()
         self._state = "loading"
         self._stages_done = 0
+        self.made_bytes = 0  # of the last payload that a stage made here
         self._loads = 0
 
     def prepare(self) -> Reply:
@@ -159,7 +160,8 @@ class WorkerHost:
                 made, receipt = self._take_and_run(stage, arrive, control)
             except Exception as error:
                 logger.debug("%s ended: %s: %s", stage, type(error).__name__, error)
-                # No local name for the failure: it holds the error, whose traceback holds this frame and the payload.
+                # No local name for the failure, here or where this is called: it holds the error, whose traceback holds
+                # these frames and the payload, which would then stay in the store until Python looks for cycles.
                 return None, Reply(
                     failure=self._failure(error, stage, request_id),
                     spans=spans.finish(),
@@ -192,6 +194,7 @@ class WorkerHost:
                 made = pack(result)
                 if stage.following is not None:
                     made = self._transport.hand_on(made)
+        self.made_bytes = made.num_bytes
         return made, StageReceipt(
             request_id=control.request_id,
             stage=stage,

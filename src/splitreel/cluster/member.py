@@ -238,7 +238,7 @@ class Member:
 
     async def _answer(self, reference: Any, lost: asyncio.Future[WorkerLost]) -> asyncio.Future[Any]:
         """Wait until the worker has answered; its silence counts meanwhile. Raises WorkerLost."""
-        answer = asyncio.ensure_future(as_future(reference))
+        answer = as_future(reference)
         answer.add_done_callback(_seen)
         self._stages_running += 1
         try:
@@ -265,7 +265,7 @@ class Member:
         """
         while True:
             ask = self._actor.watch.remote(self._reader.seen, self._settings.heartbeat)
-            answer = asyncio.ensure_future(as_future(ask))
+            answer = as_future(ask)
             patience = self._settings.heartbeat + self._settings.lost_after
             answer.add_done_callback(_seen)
             while not (await asyncio.wait([answer], timeout=patience))[0]:
