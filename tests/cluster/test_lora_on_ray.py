@@ -13,6 +13,7 @@ from diffusers import MiniMaxH3Transformer3DModel
 from configs import roles_config
 from lora_files import make_factors, tensors_of, write
 from splitreel import GenerateRequest, GenerateResult, Session
+from splitreel.cluster.embedded import EmbeddedCluster
 from splitreel.h3.tiny import cached_tiny
 
 pytestmark = pytest.mark.timeout(300)
@@ -31,11 +32,11 @@ def dit(session: Session) -> Any:
     return next(worker for worker in session.health() if worker.role == "dit")
 
 
-def test_a_killed_worker_comes_back_with_its_adapters(tmp_path: Path) -> None:
+def test_a_killed_worker_comes_back_with_its_adapters(cluster: EmbeddedCluster, tmp_path: Path) -> None:
     transformer = MiniMaxH3Transformer3DModel.from_pretrained(str(cached_tiny()), subfolder="transformer")
     path = write(tmp_path / "one.safetensors", tensors_of(make_factors(transformer)))
     engine = {"heartbeat": 0.5, "restart_pause": 0.2, "restarts": 2}
-    with Session(roles_config("embedded", engine=engine)) as session:
+    with Session(roles_config(cluster.address, engine=engine)) as session:
         base = film(session.generate(request()))
         session.lora.load(path, scale=0.5)
         made = film(session.generate(request()))

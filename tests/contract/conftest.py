@@ -15,7 +15,8 @@ from samples import Samples, make_samples
 from splitreel import Session
 
 WORKFLOWS = ["t2va", "fl2va", "ref2va"]
-GEOMETRIES = ["released", "other"]
+# The other geometry goes through the same payloads on Ray as the released one.
+DEPLOYMENTS = [("local", "released"), ("local", "other"), ("embedded", "released")]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -28,14 +29,21 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Samples:
     return make_samples(tmp_path_factory.mktemp("samples"))
 
 
-@pytest.fixture(scope="session", params=["local", "embedded"])
-def address(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+@pytest.fixture(scope="session", params=DEPLOYMENTS, ids="-".join)
+def deployment(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """Where the stages run, and the geometry of the checkpoint."""
+    address, geometry_name = request.param
+    return address, geometry_name
 
 
-@pytest.fixture(scope="session", params=GEOMETRIES)
-def geometry_name(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+@pytest.fixture(scope="session")
+def address(deployment: tuple[str, str]) -> str:
+    return deployment[0]
+
+
+@pytest.fixture(scope="session")
+def geometry_name(deployment: tuple[str, str]) -> str:
+    return deployment[1]
 
 
 @pytest.fixture(scope="session")
