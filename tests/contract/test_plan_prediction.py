@@ -24,8 +24,10 @@ FILMS = 40
 TOLERANCE = {1: 0.12, 2: 0.12, 4: 0.3}
 
 
-async def measured(folder: Path, dits: int) -> tuple[float, float, float]:
-    """Films per second and mean latency of FILMS requests that are all submitted at once; seconds of one film alone."""
+async def measured(folder: Path, dits: int) -> tuple[float, float, float, Limits]:
+    """Films per second and mean latency of FILMS requests that are all submitted at once; seconds of one film alone; the
+    engine's limits.
+    """
     (folder / "modular_model_index.json").write_text("{}")
     config = parse_config(
         {
@@ -51,17 +53,17 @@ async def measured(folder: Path, dits: int) -> tuple[float, float, float]:
         await engine.close()
     ends = sorted(took)  # all were submitted at once
     rate = (FILMS // 2) / (ends[FILMS * 3 // 4 - 1] - ends[FILMS // 4 - 1])
-    return rate, sum(took) / FILMS, alone
+    return rate, sum(took) / FILMS, alone, limits
 
 
 @pytest.mark.parametrize("dits", [1, 2, 4])
 async def test_prediction_is_what_happens(tmp_path: Path, dits: int) -> None:
     """The stage times given to the plan are those of a film alone: what was asked for, and what sending it takes here."""
-    rate, latency, alone = await measured(tmp_path, dits)
+    rate, latency, alone, limits = await measured(tmp_path, dits)
     sending = (alone - sum(SECONDS.values())) / len(SECONDS)
     seconds = {stage: asked + sending for stage, asked in SECONDS.items()}
     hands = [Hand("side", {stage: seconds[stage] for stage in (Stage.ENCODE, Stage.DECODE)})]
     hands += [Hand(f"dit {index}", {Stage.DENOISE: seconds[Stage.DENOISE]}) for index in range(dits)]
-    found = simulate([hands], FILMS, backlog=FILMS, limits=Limits(2 * dits + 1, 2 * FILMS))
+    found = simulate([hands], FILMS, backlog=FILMS, limits=limits)
     assert found.per_hour / 3600 == pytest.approx(rate, rel=TOLERANCE[dits])
     assert found.latency_mean == pytest.approx(latency, rel=TOLERANCE[dits])

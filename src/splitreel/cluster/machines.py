@@ -17,7 +17,7 @@ from splitreel.cluster.placement import Node, place, wishes_of
 from splitreel.config import Config
 from splitreel.errors import ClusterError
 
-ANSWER_S = 30.0  # a process starts there and imports torch: 3 s on two idle cores
+ANSWER_S = 60.0  # a process starts there and imports torch: 3 s on two idle cores, 30 s on busy ones
 
 
 @dataclass(frozen=True)
