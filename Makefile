@@ -41,7 +41,7 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev
 	@echo "== running the tests (real Ray nodes, tiny checkpoints, no GPU needed)"
-	@$(BIN)/python -m pytest -n 3
+	@$(BIN)/python -m pytest -n 2
 
 check: $(VENV)/.installed-dev
 	@$(BIN)/ruff format --check .

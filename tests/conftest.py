@@ -16,8 +16,12 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 TIERS = ("unit", "contract", "cluster", "e2e")
 
 
+# Of the cluster tests those whose Ray is in other processes only.
+OUTSIDE = tuple(f"tests/cluster/test_{name}.py" for name in ("guide", "netns", "cluster_commands_real"))
+
+
 class TierScheduling(LoadScopeScheduling):  # type: ignore[misc]
-    """One process gets all of `contract`, the others the files of `cluster`; then each takes whole files of the rest.
+    """One process gets all of `contract`, the other the files of `cluster`; then each takes whole files of the rest.
 
     A process can be in one Ray cluster only, and the contract tests keep a session open in theirs. (xdist's own groups do
     not work with pytest 9.2, which no longer takes the node id that they are written into.)
@@ -28,18 +32,19 @@ class TierScheduling(LoadScopeScheduling):  # type: ignore[misc]
         return "tests/contract" if file.startswith("tests/contract/") else file
 
     def _assign_work_unit(self, node: Any) -> None:
-        """The longest of what this process may run: `contract` and the cluster's files take minutes, and go first."""
-        in_a_session = "tests/contract" in self.assigned_work.get(node, ())
-        tiers = (
-            ("tests/contract", "tests/e2e/", "tests/unit/")
-            if in_a_session
-            else ("tests/contract", "tests/cluster/", "")
-        )
-        scope = next((scope for tier in tiers for scope in self.workqueue if scope.startswith(tier)), None)
-        if scope is None:  # only the cluster's files are left, for the others
+        """What takes minutes goes first, of what this process may run."""
+        queue = list(self.workqueue)
+        inside = [scope for scope in queue if scope.startswith("tests/cluster/") and scope not in OUTSIDE]
+        outside = [scope for scope in queue if scope in OUTSIDE]
+        rest = [scope for scope in queue if not scope.startswith(("tests/cluster/", "tests/contract"))]
+        if "tests/contract" in self.assigned_work.get(node, ()):
+            choices = [*outside, *rest]
+        else:
+            choices = [*(scope for scope in queue if scope == "tests/contract"), *inside, *outside, *rest]
+        if not choices:  # only files for the other process are left
             node.shutdown()
             return
-        self.workqueue.move_to_end(scope, last=False)
+        self.workqueue.move_to_end(choices[0], last=False)
         super()._assign_work_unit(node)
 
 

@@ -1,4 +1,4 @@
-"""Real raylets, shared by the tests of a process, and engines on them."""
+"""Real raylets, shared by the tests of a module, and engines on them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,9 @@ from splitreel.cluster.embedded import EmbeddedCluster, EmbeddedNode
 from splitreel.engine.engine import Engine
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def cluster() -> Iterator[EmbeddedCluster]:
-    """Three nodes with a GPU each as far as Ray is concerned; the head is for the driver and the encoder.
-
-    What a test adds to it or breaks of it, it takes away or mends.
-    """
+    """Three nodes with a GPU each as far as Ray is concerned; the head is for the driver and the encoder."""
     nodes = [EmbeddedNode(gpus=1, labels={"rack": name}) for name in ("left", "right", "spare")]
     with EmbeddedCluster.start(nodes=nodes) as started:
         yield started

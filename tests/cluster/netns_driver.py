@@ -83,7 +83,7 @@ stuck = blocked
 async def cut(address: str, folder: Path, device: str) -> dict[str, Any]:
     """The link is down in mid-denoise until the worker counts as lost, and then in mid-hop for good."""
     roles = {"encoder_decoder": {"node": "10.77.0.1"}, "dit": {"node": "169.254.77.2"}}
-    async with opened(folder, address, roles, lost_after=2.0, restarts=1, worker_timeout=45.0) as engine:
+    async with opened(folder, address, roles, lost_after=2.0, restarts=1, worker_timeout=15.0) as engine:
         before = await workers(engine)
         job = engine.submit("denoise", "t2va", submitted("denoise", denoise={"steps": 40, "seconds": 0.1}))
         await at_step(job, Stage.DENOISE, 3)
