@@ -8,6 +8,7 @@ element by element; the parity tests compare the films bit for bit.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from splitreel.h3.payloads import FILM, PART, SCHEMA, denoise_counts
 from splitreel.h3.programs import Watches, carried
 from splitreel.roles.control import StageControl
 from splitreel.share import Share
-from splitreel.wire import Header, Payload
+from splitreel.wire import Payload
 
 
 class DecodeProgram:
@@ -65,19 +66,16 @@ class DecodeProgram:
                 tensors = film.finish()
         header = payload.header
         return Payload(
-            Header(
-                request_id=header.request_id,
-                workflow=header.workflow,
+            replace(
+                header,
                 kind=FILM,
                 schema=SCHEMA,
-                geometry=header.geometry,
                 values={
                     **carried(values),
                     **denoise_counts(values),
                     "fps": FPS,
                     "sample_rate": sample_rate,
                 },
-                trace=header.trace,
             ),
             tensors,
         )
@@ -93,15 +91,7 @@ class DecodeProgram:
             with self._watches.decoder.reporting(control, (len(own) + 1) * calls):
                 made = [pictures.cpu() for pictures in self._pictures(latents, own, header.values["output"])]
         return Payload(
-            Header(
-                request_id=header.request_id,
-                workflow=header.workflow,
-                kind=PART,
-                schema=SCHEMA,
-                geometry=header.geometry,
-                values={"frames": [len(pictures) for pictures in made]},
-                trace=header.trace,
-            ),
+            replace(header, kind=PART, schema=SCHEMA, values={"frames": [len(pictures) for pictures in made]}),
             {"pictures": torch.cat(made) if made else torch.empty(0)},
         )
 

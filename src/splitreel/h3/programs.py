@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from splitreel.request import Stage
 from splitreel.roles.checkpoint import Checkpoint
 from splitreel.roles.control import StageControl
 from splitreel.roles.step_cache import StepCache
-from splitreel.wire import Header, Payload
+from splitreel.wire import Payload
 
 # diffusers logs "Error in block" and the traceback of whatever leaves its blocks, a cancel included; what is an error is
 # reported by the role, once.
@@ -238,16 +239,5 @@ def carried(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _onward(payload: Payload, to: Stage, tensors: Mapping[str, Any], values: Mapping[str, Any]) -> Payload:
-    header = payload.header
-    return Payload(
-        Header(
-            request_id=header.request_id,
-            workflow=header.workflow,
-            kind=KINDS[to],
-            schema=SCHEMA,
-            geometry=header.geometry,
-            values={**carried(header.values), **values},
-            trace=header.trace,
-        ),
-        tensors,
-    )
+    onward = {**carried(payload.header.values), **values}
+    return Payload(replace(payload.header, kind=KINDS[to], schema=SCHEMA, values=onward), tensors)

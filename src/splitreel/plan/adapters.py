@@ -10,10 +10,13 @@ from splitreel.config import Config, LoraConfig
 from splitreel.errors import AdapterError
 from splitreel.h3.released import STAGE_COMPONENTS
 from splitreel.lora import InstallAdapter
+from splitreel.observe.logs import get_logger
 from splitreel.plan.sizes import AdapterSize, Sizes
 from splitreel.request import Stage
 from splitreel.roles.adapters.files import find_adapter, hub_file, only_file
 from splitreel.roles.adapters.outlines import read_outline
+
+logger = get_logger(__name__)
 
 _REQUEST_S = 5.0
 
@@ -71,7 +74,8 @@ def _size_on_hub(repository: str, file: str) -> int | None:
         return None
     try:
         info = huggingface_hub.HfApi().model_info(repository, files_metadata=True, timeout=_REQUEST_S)
-    except Exception:  # of the hub's client, of HTTP or of the socket; the plan says that it is not counted
+    except Exception as error:  # of the hub's client, of HTTP or of the socket; the plan says that it is not counted
+        logger.info("the hub does not tell the size of the adapter %s: %s", repository, error)
         return None
     named = [each for each in info.siblings or () if each.rfilename == file or not file]
     sizes = [each.size for each in named if each.rfilename.endswith(".safetensors")]
