@@ -3,8 +3,8 @@
     python benchmarks/memory_growth.py --few 20 --many 200
 
 Real Ray nodes and the tiny checkpoint, 2 steps each. Resident memory is what /proc says of each process without the pages
-of files and shared memory (RssAnon), after a garbage collection in the driver. The object stores are asked for what they
-still hold for somebody.
+of files and shared memory (RssAnon), while no stage runs and after a garbage collection in the driver. The object stores are
+asked for what they still hold for somebody.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ def main() -> None:
             gc.collect()
             return {name: anonymous_bytes(pid) for name, pid in pids.items()}
 
-        requests = (
-            GenerateRequest(prompt=f"Lake number {index}.", steps=2, seed=index) for index in range(options.many)
-        )
-        after_few = after_many = {}
-        for count, _ in enumerate(session.stream(requests), start=1):
-            if count == options.few:
-                after_few = memory()
-            if count == options.many:
-                after_many = memory()
+        def films(numbers: range) -> dict[str, int]:
+            """Memory after these films, when no stage runs."""
+            requests = (GenerateRequest(prompt=f"Lake number {index}.", steps=2, seed=index) for index in numbers)
+            for _ in session.stream(requests):
+                pass
+            return memory()
+
+        after_few = films(range(options.few))
+        after_many = films(range(options.few, options.many))
         deadline = time.monotonic() + 10
         while stored() != empty and time.monotonic() < deadline:
             time.sleep(0.05)

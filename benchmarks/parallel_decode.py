@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import tempfile
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -21,15 +23,16 @@ from claims import Claim, in_turns, ratio, report, spread
 from splitreel import GenerateRequest, GenerateResult, Session
 from splitreel.cluster.embedded import EmbeddedCluster, EmbeddedNode
 from splitreel.config import Config, parse_config
+from splitreel.h3.tiny import make_tiny
 
 ROLE = {"device": "cpu", "dtype": "float32", "threads": 1}
 
 
-def config(address: str, workers: int) -> Config:
+def config(address: str, root: Path, workers: int) -> Config:
     """One that encodes and denoises, two that decode, of which so many decode one film."""
     return parse_config(
         {
-            "model": {"path": "tiny"},
+            "model": {"path": str(root)},
             "cluster": {"address": address},
             "roles": {
                 "encoder_dit": {**ROLE, "node": "place=0"},
@@ -53,6 +56,7 @@ def same(one: GenerateResult, other: GenerateResult) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--repeats", type=int, default=6)
+    parser.add_argument("--size", default="small", help="of make-tiny")
     parser.add_argument("--height", type=int, default=128)
     parser.add_argument("--width", type=int, default=256)
     options = parser.parse_args()
@@ -67,9 +71,10 @@ def main() -> None:
         return made, len({span.worker for span in job.spans if span.name == "decode.chunk"})
 
     with (
+        tempfile.TemporaryDirectory() as folder,
         EmbeddedCluster.start(nodes=nodes, timeout_s=180) as cluster,
-        Session(config(cluster.address, 1)) as alone,
-        Session(config(cluster.address, 2)) as together,
+        Session(config(cluster.address, root := make_tiny(Path(folder) / "model", size=options.size), 1)) as alone,
+        Session(config(cluster.address, root, 2)) as together,
     ):
         equal = {}
         for output in ("mp4", "frames", "tensor"):
@@ -102,7 +107,7 @@ def main() -> None:
                 },
             },
         ),
-        model="tiny",
+        model=options.size,
         **size,
     )
     if not all(equal.values()):

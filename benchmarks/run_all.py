@@ -33,8 +33,9 @@ SCRIPTS: dict[tuple[int, ...], list[str]] = {
     (14,): ["parallel_decode.py"],
     (8,): ["time_to_ready.py"],
     (12,): ["call_overhead.py"],
-    (4, 5): ["pipeline_share.py", "--unit", "0.5"],
+    (4, 5): ["pipeline_share.py", "--unit", "0.4"],
     (13,): ["memory_growth.py"],
+    (15,): ["prediction.py"],
     (6, 7): ["split_against_unsplit.py"],
 }
 

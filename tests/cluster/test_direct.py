@@ -102,7 +102,7 @@ async def test_films_are_the_same_and_say_how_they_travelled(direct: Engine) -> 
     assert [digest(film) for film in films] == [film_digest(**PLAN)] * 4
     for film in films:
         hops = timings_of(film.spans).hops
-        assert [hop.transport for hop in hops] == ["object_store", "nixl", "nixl", "object_store"]
+        assert [hop.transport for hop in hops] == ["inline", "nixl", "nixl", "object_store"]
         assert hops[1].payload is not None
         assert hops[1].payload.logical_bytes == 9_600_000
     assert {report.transport for report in (await workers(direct)).values()} == {"nixl"}

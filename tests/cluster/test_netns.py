@@ -81,7 +81,7 @@ def test_payloads_by_nixl(cable: Cable) -> None:
     pytest.importorskip("nixl", reason='needs NIXL: pip install "splitreel[nixl]"', exc_type=ImportError)
     found = drive(cable, "direct")
     assert found["right"] == [True, True]
-    assert found["transports"] == [["object_store", "nixl", "nixl", "object_store"]] * 2
+    assert found["transports"] == [["inline", "nixl", "nixl", "object_store"]] * 2
     with cable.dropped_at_a(UCX_PORTS):
         found = drive(cable, "direct")
     assert found["error"] == "ClusterError"

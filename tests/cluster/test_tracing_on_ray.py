@@ -16,7 +16,8 @@ import ray
 from prometheus_client.parser import text_string_to_metric_families
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from clockwork import submitted
+from clockwork import film_digest, submitted
+from engines import stored
 from slow_payloads import DELAY, produce_encoded
 from splitreel.cluster.embedded import EmbeddedCluster
 from splitreel.engine.backend import StageReceipt
@@ -26,6 +27,7 @@ from splitreel.observe.report import critical_path, requests
 from splitreel.observe.spans import SpanRecord, TraceContext
 from splitreel.observe.timings import STAGES, timings_of
 from splitreel.request import Stage
+from splitreel.wire import unpack
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")]
 
@@ -61,6 +63,20 @@ async def test_the_parts_of_a_request_are_its_time(engine: Engine) -> None:
     assert [name for name, _ in timings[1].spans] == ["denoise.step"] * 3 + ["pack"]
     for item in timings:
         assert item.seconds == pytest.approx(0.9, abs=0.1)
+
+
+@pytest.mark.parametrize(("size", "transport"), [(64, "inline"), (60_000, "inline"), (70_000, "object_store")])
+async def test_a_small_request_comes_with_the_order(engine: Engine, size: int, transport: str) -> None:
+    """And leaves nothing in a store; a larger one travels as an object. The film is the same."""
+    slow = {"denoise": {"steps": 2, "seconds": 0.1}}
+    job = engine.submit(f"of {size}", "t2va", submitted(f"of {size}", size=size, encode=slow["denoise"], **slow))
+    async for step in job.progress():
+        if step.stage == Stage.ENCODE:
+            assert (stored() > size) == (transport == "object_store")
+            break
+    film = await job.result(30)
+    assert timings_of(film.spans).hops[0].transport == transport
+    assert bytes(unpack(film.payload).tensors["data"].numpy()) == film_digest(size)  # type: ignore[union-attr]
 
 
 async def test_context_travels_in_the_header(engine: Engine) -> None:

@@ -23,7 +23,7 @@ from splitreel.cluster.member import Member
 from splitreel.cluster.placement import Node, place, wishes_of
 from splitreel.cluster.probe import knock, probe
 from splitreel.cluster.replies import versions
-from splitreel.cluster.transport import NIXL, arrive
+from splitreel.cluster.transport import INLINE_BYTES, NIXL, arrive
 from splitreel.config import Config
 from splitreel.engine.backend import (
     BeforeServing,
@@ -133,9 +133,12 @@ class RayBackend:
     async def run_stage(
         self, worker: str, stage: Stage, request_id: str, payload: Any, parts: Sequence[Any] = ()
     ) -> tuple[Any, StageReceipt]:
-        """Run a stage on a worker. A payload that is still in this process goes to the store first."""
-        reference = await asyncio.to_thread(ray.put, payload) if isinstance(payload, Packed) else payload
-        return await self._members[worker].run_stage(stage, request_id, reference, parts)
+        """Run a stage on a worker. A payload that is still in this process goes with the order if it is small, else to the
+        store first.
+        """
+        if isinstance(payload, Packed) and payload.num_bytes > INLINE_BYTES:
+            payload = await asyncio.to_thread(ray.put, payload)
+        return await self._members[worker].run_stage(stage, request_id, payload, parts)
 
     def start_part(
         self, worker: str, stage: Stage, request_id: str, payload: Any, share: Share
