@@ -20,11 +20,17 @@ A = WorkerFacts(
     fingerprint="f1",
     schema=(1, 0),
     versions=VERSIONS,
+    memory_id="GPU-a",
     memory_needed={"text_encoder": 67 * 10**9, "vae": 10 * 10**9},
     memory_free=110 * 10**9,
 )
 B = replace(
-    A, worker="dit", role="dit", node=NodeFacts("b" * 56, "10.0.0.2"), memory_needed={"transformer": 66 * 10**9}
+    A,
+    worker="dit",
+    role="dit",
+    node=NodeFacts("b" * 56, "10.0.0.2"),
+    memory_id="GPU-b",
+    memory_needed={"transformer": 66 * 10**9},
 )
 
 
@@ -55,14 +61,16 @@ def test_another_geometry_lists_the_facts_that_differ() -> None:
         compare([A, other], VERSIONS)
 
 
-def test_both_roles_on_one_device_must_fit_together() -> None:
+def test_both_roles_in_one_memory_must_fit_together() -> None:
+    """Two workers that Ray gave a card each see it as `cuda`, both; that does not make it one card."""
+    first, second = replace(A, device="cuda"), replace(B, device="cuda", node=A.node)
+    check_memory([first, second])
     with pytest.raises(PlacementError) as caught:
-        check_memory([A, replace(B, node=A.node)])
+        check_memory([first, replace(second, memory_id="GPU-a")])
     message = str(caught.value)
-    assert "memory of cpu on node 10.0.0.1: expected room for 143.0 GB of weights" in message
+    assert "memory of cuda on node 10.0.0.1: expected room for 143.0 GB of weights" in message
     assert "transformer 66.0 GB (dit)" in message
     assert "found 110.0 GB free" in message
-    check_memory([A, replace(B, node=A.node, device="cuda:1")])
 
 
 def test_the_driver_counts_as_well() -> None:

@@ -59,22 +59,32 @@ def compare_geometry(facts: Sequence[WorkerFacts]) -> None:
             )
 
 
-def check_memory(facts: Sequence[WorkerFacts]) -> None:
-    """Raise PlacementError when the weights of the workers on one device of one node do not fit into what is free there."""
-    devices: dict[tuple[str, str], list[WorkerFacts]] = {}
+def by_memory(facts: Sequence[WorkerFacts]) -> list[list[WorkerFacts]]:
+    """The workers that put their weights into the same memory, together."""
+    found: dict[str, list[WorkerFacts]] = {}
     for item in facts:
-        devices.setdefault((item.node.node_id, item.device), []).append(item)
-    for (_, device), sharers in devices.items():
-        needed = sum(sum(item.memory_needed.values()) for item in sharers)
-        free = min(item.memory_free for item in sharers)
+        found.setdefault(item.memory_id, []).append(item)
+    return list(found.values())
+
+
+def needed_and_free(sharers: Sequence[WorkerFacts]) -> tuple[int, int]:
+    """Bytes of the weights of workers that share a memory, and bytes that are free in it."""
+    return sum(sum(item.memory_needed.values()) for item in sharers), min(item.memory_free for item in sharers)
+
+
+def check_memory(facts: Sequence[WorkerFacts]) -> None:
+    """Raise PlacementError when the weights of the workers that share a memory do not fit into what is free there."""
+    for sharers in by_memory(facts):
+        needed, free = needed_and_free(sharers)
         if needed > free:
+            node = sharers[0].node.name
             parts = ", ".join(
                 f"{name} {_gb(size)} ({item.role})" for item in sharers for name, size in item.memory_needed.items()
             )
             raise PlacementError(
-                f"memory of {device} on node {sharers[0].node.name}: expected room for {_gb(needed)} of weights ({parts}), "
+                f"memory of {sharers[0].device} on node {node}: expected room for {_gb(needed)} of weights ({parts}), "
                 f"found {_gb(free)} free. Move a role to another node, use a smaller dtype, or free memory there.",
-                node=sharers[0].node.name,
+                node=node,
             )
 
 

@@ -29,7 +29,7 @@ from splitreel.observe.spans import Device, Place, SpanRecorder, TraceContext
 from splitreel.request import Stage
 from splitreel.roles.control import StageControl
 from splitreel.roles.definition import ModelDefinition
-from splitreel.roles.device import trace_device
+from splitreel.roles.device import memory_id, trace_device
 from splitreel.roles.role import Role
 from splitreel.share import Share
 from splitreel.wire import Packed, Payload, account, pack, unpack
@@ -105,6 +105,7 @@ class WorkerHost:
                 schema=self._model.schema,
                 versions=versions(),
                 device=self._spec.device,
+                memory_id=memory_id(self._spec.device),
                 memory_needed=self._role.memory_needed(),
                 memory_free=self._role.memory_free(),
             )

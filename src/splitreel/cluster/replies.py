@@ -30,7 +30,10 @@ class NodeFacts:
 
 @dataclass(frozen=True)
 class WorkerFacts:
-    """What a worker reports before it loads anything; compared between workers."""
+    """What a worker reports before it loads anything; compared between workers.
+
+    `device`: what the worker calls it. `memory_id`: whose memory that is, the same in every process (`memory_id`).
+    """
 
     worker: str
     role: str
@@ -41,6 +44,7 @@ class WorkerFacts:
     schema: tuple[int, int]
     versions: dict[str, str]
     device: str = "cpu"
+    memory_id: str = ""
     memory_needed: dict[str, int] = field(default_factory=dict)
     memory_free: int = 0
     spill_folder: str = ""

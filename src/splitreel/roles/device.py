@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import platform
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -71,6 +73,23 @@ def look_at_gpu(device: str) -> Gpu | None:
         total_bytes=total,
         unified=bool(getattr(properties, "is_integrated", False)) or total is None,
     )
+
+
+def memory_id(device: str) -> str:
+    """Whose memory the device uses: the same text wherever it is the same memory, whatever a process calls the device.
+
+    A worker that Ray gave one of several cards sees it as `cuda`, and so does the worker beside it with another card.
+    """
+    if device.startswith("cuda"):
+        gpu = look_at_gpu(device)
+        if gpu is not None and not gpu.unified:
+            return f"GPU {torch.cuda.get_device_properties(torch.device(device)).uuid}"
+    host = platform.node()
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:  # no Linux
+        return host
+    return f"{host} {boot}"  # host names alone may be equal: "localhost"
 
 
 def shares_memory() -> bool:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from splitreel.cluster.doctor import network, software
 from splitreel.cluster.doctor.context import Context, RoleTask
 from splitreel.cluster.doctor.families import FAMILIES
+from splitreel.cluster.doctor.files import facts
 from splitreel.cluster.doctor.finding import (
     CHECK_S,
     DRIVER,
@@ -25,11 +26,14 @@ from splitreel.cluster.doctor.finding import (
     run_checks,
     skip,
 )
+from splitreel.cluster.doctor.together import look_together
+from splitreel.cluster.placement import wishes_of
 from splitreel.config import Config
 from splitreel.errors import ClusterError
 
 TOTAL_S = 55.0  # unless said otherwise; other waits are in proportion
 CONNECT_S = 32.0  # Ray itself gives up on a head after 20 s
+FACTS_S = 15.0
 OWN_CLUSTER = ("local", "embedded")
 
 
@@ -105,13 +109,21 @@ def _this_machine(work: Examination, *, roles: bool) -> None:
     names = ["machine"]
     if roles and work.config is not None:
         names = [name for name in FAMILIES if name != "network"]  # `_driver` has looked at that, and it is no node
-        tasks = [
-            RoleTask(role, work.config.role_spec(role), settings.gpus) for role, settings in work.config.roles.items()
+        tasks = [  # without GPUs, as nothing here gives them out: they are what this process sees
+            RoleTask(wish.worker, work.config.role_spec(role), 0)
+            for role, wishes in wishes_of(work.config).items()
+            for wish in wishes
         ]
         context = replace(context, tasks=tuple(tasks), model=work.model, schema=work.schema)
     for name in names:
         checks, seconds = FAMILIES[name]
         work.findings += run_checks(checks, context, node=DRIVER, seconds=work.left(seconds), each=work.left(CHECK_S))
+    if context.tasks:
+        work.findings += run_checks([("memory.budget", _together)], context, node=DRIVER, seconds=work.left(FACTS_S))
+
+
+def _together(context: Context) -> Iterator[Finding]:
+    yield from look_together(facts(context))
 
 
 def _cluster(work: Examination, address: str) -> None:

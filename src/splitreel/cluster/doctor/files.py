@@ -7,6 +7,7 @@ import importlib
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from splitreel.cluster.doctor.context import Context, RoleTask
@@ -147,7 +148,10 @@ def _to_fetch(task: RoleTask, files: Files, size: int | None) -> Iterator[Findin
 
 
 def facts(context: Context) -> list[WorkerFacts]:
-    """What workers would report before they load, of those whose files are here; nothing is downloaded."""
+    """What workers would report before they load, of those whose files are here; nothing is downloaded.
+
+    A worker to which Ray will give whole GPUs has memory of its own, while this process sees the first GPU only.
+    """
     with plain_diffusers():
         from splitreel.cluster.host import WorkerHost  # imports diffusers
     model = read_model(context)
@@ -161,7 +165,8 @@ def facts(context: Context) -> list[WorkerFacts]:
         host = WorkerHost(model, task.spec, task.worker, NodeFacts(context.address, context.address))
         reply = host.prepare()  # an error of the device is a finding of gpu.present
         if isinstance(reply.value, WorkerFacts):
-            found.append(reply.value)
+            own = task.gpus >= 1
+            found.append(replace(reply.value, memory_id=f"GPU of {task.worker}") if own else reply.value)
     return found
 
 

@@ -18,16 +18,17 @@ from splitreel.cluster.doctor import _carried
 from splitreel.cluster.doctor.actor import Examiner
 from splitreel.cluster.doctor.context import Context, RoleTask
 from splitreel.cluster.doctor.crew import look_at_crew
-from splitreel.cluster.doctor.examine import Examination
+from splitreel.cluster.doctor.examine import FACTS_S, Examination
 from splitreel.cluster.doctor.families import FAMILIES
-from splitreel.cluster.doctor.finding import DRIVER, Finding, fail, of_error, ok, skip, warn
+from splitreel.cluster.doctor.finding import DRIVER, Finding, fail, ok, skip, warn
 from splitreel.cluster.doctor.links import LINK_S, End, clock, look_at_links, same_mtu
+from splitreel.cluster.doctor.together import look_together
 from splitreel.cluster.environment import split, worker_environment
-from splitreel.cluster.handshake import check_memory, compare_geometry, differences
+from splitreel.cluster.handshake import differences
 from splitreel.cluster.placement import Node, wishes_of
 from splitreel.cluster.probe import knock
 from splitreel.cluster.replies import VERSIONED, WorkerFacts, versions
-from splitreel.errors import ClusterError, GeometryMismatch
+from splitreel.errors import ClusterError
 
 START_S = 30.0  # until a process has started and imported torch there: 3 s on two idle cores
 KNOCK_S = 4.0
@@ -213,35 +214,11 @@ async def _facts(work: Examination, posts: Sequence[Post]) -> None:
     if work.config is None:
         return
     asked = [post for post in posts if post.actor is not None]
-    answers = await asyncio.gather(*(_ask(post.actor.facts.remote(), work.left(15)) for post in asked))
+    answers = await asyncio.gather(*(_ask(post.actor.facts.remote(), work.left(FACTS_S)) for post in asked))
     facts: list[WorkerFacts] = []
     for post, answer in zip(asked, answers, strict=True):
         if isinstance(answer, Finding):
             work.findings.append(warn("memory.budget", answer.found, answer.remedy, **post.place))
         else:
             facts += answer
-    if not facts:
-        work.findings.append(
-            skip("memory.budget", "the files are not here yet; splitreel plan knows the release's sizes", node=DRIVER)
-        )
-        return
-    by_node: dict[str, list[WorkerFacts]] = {}
-    for item in facts:
-        by_node.setdefault(item.node.name, []).append(item)
-    for node, items in by_node.items():
-        needed = sum(sum(item.memory_needed.values()) for item in items)
-        free = min(item.memory_free for item in items)
-        try:
-            check_memory(items)
-        except ClusterError as error:
-            work.findings.append(of_error("memory.budget", error, node=node))
-        else:
-            shown = f"{needed / 1e9:.2f} GB of weights, {free / 1e9:.1f} GB free"
-            work.findings.append(ok("memory.budget", shown, node=node))
-    try:
-        compare_geometry(facts)
-    except GeometryMismatch as error:
-        work.findings.append(of_error("checkpoint.equal", error, node=error.details.get("node") or DRIVER))
-    else:
-        print_of = f"one checkpoint everywhere (geometry {facts[0].fingerprint[:12]})"
-        work.findings.append(ok("checkpoint.equal", print_of, node=DRIVER))
+    work.findings += look_together(facts)
