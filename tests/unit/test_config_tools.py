@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from foreign_run import smoke_run
 from splitreel.cluster.environment import shown
 from splitreel.config import load_config, parse_config
 from splitreel.config_tools.convert import Conversion, convert
+from splitreel.config_tools.foreign import BACKEND, DENSE, FAST, NO_VSA, SETTINGS, WHOLE_SECTIONS
 from splitreel.config_tools.origins import as_yaml, json_schema, settings_in_force
 from splitreel.config_tools.starter import starter
 from splitreel.errors import ConfigError
@@ -147,19 +149,23 @@ def test_the_smoke_run_converts_whole() -> None:
 
 
 CHANGED: list[tuple[str, dict[str, Any], str, str]] = [
-    ("sparse attention", {"generator__pipeline__experimental__attention_backend": "VIDEO_SPARSE_ATTN_H3"}, "generator.pipeline.experimental.attention_backend", "dense"),
-    ("sparsity", {"generator__pipeline__experimental__VSA_sparsity": 0.9}, "generator.pipeline.experimental.VSA_sparsity", "dense"),
+    ("attention kernel", {"generator__pipeline__experimental__attention_backend": "SAGE_ATTN"}, "generator.pipeline.experimental.attention_backend", "roles.NAME.attention.backend"),
+    ("sparsity of dense attention", {"generator__pipeline__experimental__VSA_sparsity": 0.9}, "generator.pipeline.experimental.VSA_sparsity", "roles.NAME.attention.vsa"),
+    ("distilled checkpoint", {"generator__model_path": "FastVideo/FastVideo-FastH3-8-Step-V2"}, "generator.model_path", "model.preset"),
+    ("preset", {"generator__pipeline__preset": "h3_fast"}, "generator.pipeline.preset", "model.preset: h3,"),
+    ("teacache", {"request__runtime": {"enable_teacache": True}}, "request.runtime.enable_teacache", "roles.NAME.cache"),
+    ("decode by several", {"generator__pipeline__experimental__vae_parallel_decode": True}, "generator.pipeline.experimental.vae_parallel_decode", "engine.parallel_decode"),
     ("two GPUs", {"generator__engine__num_gpus": 2}, "generator.engine.num_gpus", "one GPU"),
     ("offload", {"generator__engine__offload__vae": True}, "generator.engine.offload.vae", "resident"),
-    ("compile", {"generator__engine__compile__enabled": True}, "generator.engine.compile.enabled", "not compiled"),
-    ("compile details", {"generator__engine__compile__extras": {"options": {"a": 1}}}, "generator.engine.compile.extras", "not compiled"),
+    ("compile", {"generator__engine__compile__enabled": True}, "generator.engine.compile.enabled", "roles.NAME.compile"),
+    ("compile details", {"generator__engine__compile__extras": {"options": {"a": 1}}}, "generator.engine.compile.extras", "roles.NAME.compile"),
     ("small decoder", {"generator__pipeline__experimental__video_decode_backend": "taeh3"}, "generator.pipeline.experimental.video_decode_backend", "own video VAE"),
     ("negative prompt", {"request__negative_prompt": "blur"}, "request.negative_prompt", "guidance-distilled"),
     ("guidance", {"request__sampling__guidance_scale": 5.0}, "request.sampling.guidance_scale", "guidance-distilled"),
     ("rate", {"request__sampling__fps": 16}, "request.sampling.fps", "24 frames"),
-    ("quantization", {"generator__engine__quantization": {"transformer_quant": "fp8"}}, "generator.engine.quantization.transformer_quant", "as they are"),
+    ("quantization", {"generator__engine__quantization": {"transformer_quant": "fp8"}}, "generator.engine.quantization.transformer_quant", "roles.NAME.memory.quantization"),
     ("two pictures", {"request__inputs__image_path": ["a.png", "b.png"]}, "request.inputs.image_path", "first and which the last"),
-    ("server", {"server": {"port": 80}}, "server", "no part"),
+    ("server", {"server": {"port": 80}}, "server", "section serve:"),
     ("true where 1 means no", {"generator__engine__num_gpus": True}, "generator.engine.num_gpus", "one GPU"),
 ]  # fmt: skip
 
@@ -173,6 +179,52 @@ def test_what_has_no_equivalent_is_listed_with_its_reason(
     text = found.config_text("run.yaml") + found.request_text("run.yaml")
     assert setting in text or setting == "server"
     yaml.safe_load(found.config_text("run.yaml"))
+
+
+VSA = "generator__pipeline__experimental__"
+SPARSE: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("fasth3", {f"{VSA}VSA_sparsity": 0.9, f"{VSA}VSA_tile_size": 64}, {"tile": 64, "sparsity": 0.9}),
+    ("what FastVideo takes by itself", {}, {"tile": 256, "sparsity": 0.0}),
+    ("null", {f"{VSA}VSA_sparsity": 0, f"{VSA}VSA_tile_size": 64}, {"tile": 64, "sparsity": 0.0}),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "vsa"), SPARSE, ids=[case[0] for case in SPARSE])
+def test_sparse_attention_is_carried_over(name: str, changes: dict[str, Any], vsa: dict[str, Any]) -> None:
+    found = convert(foreign(**{f"{VSA}attention_backend": "VIDEO_SPARSE_ATTN_H3"}, **changes))
+    assert found.config["roles"]["dit"]["attention"] == {"vsa": vsa}
+    assert "attention" not in found.config["roles"]["encoder_decoder"]
+    assert set(lost(found)) == {"request.output.output_path"}
+    spec = parse_config(yaml.safe_load(found.config_text("run.yaml"))).role_spec("dit").attention.vsa
+    assert spec is not None
+    assert (spec.tile, spec.sparsity, spec.mode, spec.dense_first_steps, spec.dense_layers) == (
+        vsa["tile"], vsa["sparsity"], "exempt", 0, (),
+    )  # fmt: skip
+
+
+def test_an_adapter_is_carried_over() -> None:
+    found = convert(foreign(generator__pipeline__components={"lora_path": "FastVideo/adapter"}))
+    assert found.config["lora"] == {"default": {"path": "FastVideo/adapter"}}
+    assert parse_config(found.config).lora["default"].scale == 1.0
+    assert set(lost(found)) == {"request.output.output_path"}
+    alone = foreign(
+        generator__pipeline__experimental__h3_disaggregated=False, generator__engine__execution_backend="mp",
+        generator__pipeline__components={"lora_path": "a.safetensors"},
+        generator__pipeline__experimental__attention_backend="VIDEO_SPARSE_ATTN_H3",
+    )  # fmt: skip
+    config = convert(alone).config
+    assert config["lora"] == {"default": {"path": "a.safetensors"}}
+    assert config["roles"]["all"]["attention"]["vsa"]["tile"] == 256
+
+
+def test_every_setting_that_a_reason_names_is_one() -> None:
+    properties = {name for section in json_schema()["$defs"].values() for name in section.get("properties", {})}
+    properties |= set(json_schema()["properties"])
+    reasons = {known.why for known in SETTINGS.values()} | set(WHOLE_SECTIONS.values()) | {BACKEND, DENSE, FAST, NO_VSA}
+    named = {name for why in reasons for name in re.findall(r"\b(?:roles\.NAME|model|engine)(?:\.[a-z_]+)+", why)}
+    assert len(named) > 10
+    for name in named:
+        assert all(part in properties for part in name.split(".") if part != "NAME"), name
 
 
 WRONG: list[tuple[str, dict[str, Any], str]] = [
@@ -190,6 +242,9 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("one step", {"request__sampling__num_inference_steps": 1}, "request: steps: expected 2 or more"),
     ("prompts", {"request__prompt": ["a", "b"]}, "request.prompt: expected one text, found a list of 2"),
     ("another model", {"generator__pipeline__components": {"override_pipeline_cls_name": "WanPipeline"}}, "expected a pipeline of the H3 model, found WanPipeline"),
+    ("sparsity of 1", {"generator__pipeline__experimental__attention_backend": "VIDEO_SPARSE_ATTN_H3", "generator__pipeline__experimental__VSA_sparsity": 1}, "VSA_sparsity: expected a number from 0 to less than 1, found 1"),
+    ("another tile", {"generator__pipeline__experimental__attention_backend": "VIDEO_SPARSE_ATTN_H3", "generator__pipeline__experimental__VSA_tile_size": 128}, "VSA_tile_size: expected 64 or 256, found 128"),
+    ("adapter without a name", {"generator__pipeline__components": {"lora_path": 3}}, "components.lora_path: expected a text, found 3"),
     ("pictures, not films", {"generator__pipeline__workload_type": "t2i"}, "expected t2v or i2v, found t2i"),
 ]  # fmt: skip
 

@@ -12,7 +12,17 @@ from typing import Any
 import yaml
 
 from splitreel.config import parse_config
-from splitreel.config_tools.foreign import SETTINGS, WHOLE_SECTIONS
+from splitreel.config_tools.foreign import (
+    BACKEND,
+    DENSE,
+    FAST,
+    NO_VSA,
+    SETTINGS,
+    VSA_BACKEND,
+    VSA_SPARSITY,
+    VSA_TILE,
+    WHOLE_SECTIONS,
+)
 from splitreel.errors import ConfigError, InvalidRequest
 from splitreel.request import GenerateRequest
 from splitreel.words import kind_of, plainly
@@ -190,6 +200,15 @@ def _config(values: Mapping[str, Any], origin: str, device: str, dtype: str) -> 
             f"{origin}: {name}: expected {'mp or ray' if isinstance(split, bool) else 'true or false'}, found {_short(value)}."
         )
     compute = {"device": device, "dtype": dtype}
+    denoise: dict[str, Any] = {**compute}
+    sparse, attention_notes = _attention(values, experimental, origin)
+    notes += attention_notes
+    if sparse is not None:
+        denoise["attention"] = {"vsa": sparse}
+    if "fasth3" in model["path"].lower():
+        notes.append(LeftOut(f"{generator}model_path", model["path"], FAST, changes=True))
+    lora_path = f"{pipeline}components.lora_path"
+    adapters = {"lora": {"default": {"path": text(lora_path)}}} if values.get(lora_path) not in (None, "") else {}
     if not split:
         notes += [
             LeftOut(
@@ -199,7 +218,7 @@ def _config(values: Mapping[str, Any], origin: str, device: str, dtype: str) -> 
             if values.get(f"{experimental}{name}") is not None
         ]
         address = "local" if backend == "mp" else "auto"
-        return {"model": model, "cluster": {"address": address}, "roles": {"all": compute}}, notes
+        return {"model": model, "cluster": {"address": address}, "roles": {"all": denoise}, **adapters}, notes
     if backend != "ray":
         raise ConfigError(
             f"{origin}: {engine}execution_backend: expected ray because h3_disaggregated is set, found {backend}. "
@@ -216,8 +235,30 @@ def _config(values: Mapping[str, Any], origin: str, device: str, dtype: str) -> 
     return {
         "model": model,
         "cluster": {"address": text(f"{experimental}h3_ray_address") or "auto"},
-        "roles": {"encoder_decoder": {"node": encoder, **compute}, "dit": {"nodes": [dit], **compute}},
+        "roles": {"encoder_decoder": {"node": encoder, **compute}, "dit": {"nodes": [dit], **denoise}},
+        **adapters,
     }, notes
+
+
+def _attention(values: Mapping[str, Any], at: str, origin: str) -> tuple[dict[str, Any] | None, list[LeftOut]]:
+    """`attention.vsa` of the role that denoises: just what the file means there, FastVideo's own defaults included."""
+    backend = values.get(f"{at}attention_backend")
+    sizes = {name: values[f"{at}{name}"] for name in ("VSA_sparsity", "VSA_tile_size") if f"{at}{name}" in values}
+    if backend != VSA_BACKEND:
+        plain = backend in (None, "TORCH_SDPA")
+        notes = [LeftOut(f"{at}{name}", value, NO_VSA, changes=value not in (0, None)) for name, value in sizes.items()]
+        if f"{at}attention_backend" in values:
+            notes.insert(0, LeftOut(f"{at}attention_backend", backend, DENSE if plain else BACKEND, changes=not plain))
+        return None, notes
+    sparsity, tile = sizes.get("VSA_sparsity"), sizes.get("VSA_tile_size")
+    sparsity, tile = VSA_SPARSITY if sparsity is None else sparsity, VSA_TILE if tile is None else tile
+    if isinstance(sparsity, bool) or not isinstance(sparsity, int | float) or not 0 <= sparsity < 1:
+        raise ConfigError(
+            f"{origin}: {at}VSA_sparsity: expected a number from 0 to less than 1, found {_short(sparsity)}. Correct it."
+        )
+    if isinstance(tile, bool) or tile not in (64, 256):
+        raise ConfigError(f"{origin}: {at}VSA_tile_size: expected 64 or 256, found {_short(tile)}. Correct it.")
+    return {"tile": tile, "sparsity": float(sparsity)}, []
 
 
 def _request(values: Mapping[str, Any], origin: str) -> tuple[dict[str, Any], list[LeftOut]]:

@@ -10,15 +10,31 @@ from dataclasses import dataclass
 from typing import Any
 
 ONE_GPU = "a worker computes on one GPU; more machines under roles.dit.nodes serve more films at once"
-RESIDENT = "every component of a role stays resident; what does not fit goes to another machine"
-EAGER = "stages run as diffusers has them, not compiled"
+RESIDENT = "every component of a role stays resident; roles.NAME.memory makes them smaller, another machine takes some"
+COMPILED = (
+    "what is compiled is roles.NAME.compile: {transformer: true}, text_encoder and vae likewise; options of the compiler have no "
+    "equivalent"
+)
 DISTILLED = "the model is guidance-distilled: it takes no negative prompt and no guidance scale"
-DENSE = "attention is dense; sparse video attention needs a checkpoint and kernels of its own"
+DENSE = "attention is dense, unless roles.NAME.attention.vsa or model.preset says otherwise"
+BACKEND = "kernels have other names here: roles.NAME.attention.backend, and attention.vsa for sparse attention"
+NO_VSA = (
+    "it acts with attention_backend: VIDEO_SPARSE_ATTN_H3 alone, which is not set; here it is roles.NAME.attention.vsa"
+)
+FAST = (
+    "carried over, but of a FastH3 checkpoint model.preset says more: fasth3-4step or fasth3-8step-v2 for the steps "
+    "and noise levels that it was made for"
+)
 RATE = "films are made and saved at 24 frames per second, with sound of the same length"
 ONE_FILM = "one request makes one film; for several: splitreel generate --prompts FILE"
 OTHER_MODEL = "an input of other models"
-SERVER = "settings of a server, which are no part of this file"
-WHOLE = "a component is always the one in the model's own folder"
+SERVER = "the server's settings are the section serve: of the config, with names of its own"
+STREAMED = "films are delivered whole; the server's settings are the section serve: of the config"
+DEFAULTS = "each request names its own settings; what it leaves out is model.preset's"
+WHOLE = "a component is always the one in the folder of model.path, or of roles.NAME.model_path"
+VSA_BACKEND = "VIDEO_SPARSE_ATTN_H3"
+# What FastVideo takes where a file with that backend says nothing (fastvideo_args.py).
+VSA_SPARSITY, VSA_TILE = 0.0, 256
 
 
 @dataclass(frozen=True)
@@ -61,7 +77,7 @@ _ENGINE = {
         "compile.text_encoder_enabled compile.vae_enabled compile.audio_vae_enabled compile.dit_kwargs "
         "compile.text_encoder_kwargs compile.vae_kwargs compile.audio_vae_kwargs",
         _OFF,
-        EAGER,
+        COMPILED,
     ),
     **_all("enable_stage_verification", (True,), "payloads are always checked on both sides"),
     **_all("disable_autocast", (True, False, None), "the dtype of each role is roles.NAME.dtype"),
@@ -69,13 +85,17 @@ _ENGINE = {
     **_all(
         "quantization quantization.text_encoder_quant quantization.transformer_quant",
         _OFF,
-        "weights are loaded as they are, in roles.NAME.dtype",
+        "8 bits are roles.NAME.memory.quantization: {transformer: int8}, fp8 likewise; there are no other methods",
     ),
 }
 
 _PIPELINE = {
-    **_carried("workload_type components.override_pipeline_cls_name"),
-    **_all("preset preset_version preset_overrides", _OFF, "there are no presets: a request names its own settings"),
+    **_carried("workload_type components.override_pipeline_cls_name components.lora_path"),
+    **_all(
+        "preset preset_version preset_overrides",
+        _OFF,
+        "presets have other names here: model.preset: h3, fasth3-4step, fasth3-8step-v2",
+    ),
     **_all(
         "components.config_root components.pipeline_config_path components.text_encoder_weights "
         "components.transformer_weights components.transformer_2_weights components.vae_weights "
@@ -83,18 +103,17 @@ _PIPELINE = {
         _OFF,
         WHOLE,
     ),
-    **_all("components.lora_path", _OFF, "a config names no adapters"),
     **_all("vae_tiling", _OFF, "the VAEs run as diffusers has them"),
 }
 
 _EXPERIMENTAL = {
-    **_carried("h3_disaggregated h3_encoder_node_ip h3_dit_node_ip h3_ray_address"),
+    **_carried(
+        "h3_disaggregated h3_encoder_node_ip h3_dit_node_ip h3_ray_address attention_backend VSA_sparsity VSA_tile_size"
+    ),
     **_all("h3_sequential_load lazy_module_load", _OFF, RESIDENT),
-    **_all("vae_parallel_encode vae_parallel_decode", _OFF, ONE_GPU),
+    **_all("vae_parallel_encode", _OFF, ONE_GPU),
+    **_all("vae_parallel_decode", _OFF, f"{ONE_GPU}; several decode one film together with engine.parallel_decode"),
     **_all("video_decode_backend", ("h3-vae", None), "films are decoded by the model's own video VAE"),
-    **_all("attention_backend", ("TORCH_SDPA", None), DENSE),
-    **_all("VSA_sparsity", (0, 0.0, None), DENSE),
-    **_all("VSA_tile_size", (None,), DENSE),
 }
 
 _SAMPLING = {
@@ -108,7 +127,11 @@ _SAMPLING = {
     **_all("guidance_rescale", (0, 0.0, None), DISTILLED),
     **_all("max_sequence_length", (None,), "a prompt is read whole"),
     **_all("height_sr width_sr num_inference_steps_sr boundary_ratio", (None,), OTHER_MODEL),
-    **_all("sigmas", (None,), "the schedule is the checkpoint's own, with as many sigma points as the request's steps"),
+    **_all(
+        "sigmas",
+        (None,),
+        "the schedule is the checkpoint's own or model.preset's, with as many sigma points as the request's steps",
+    ),
 }
 
 _REQUEST = {
@@ -126,7 +149,11 @@ _REQUEST = {
         (None,),
         OTHER_MODEL,
     ),
-    **_all("runtime.enable_teacache", _OFF, "every step of the schedule is computed"),
+    **_all(
+        "runtime.enable_teacache",
+        _OFF,
+        "steps that reuse earlier ones are roles.NAME.cache, by other methods: first_block, taylor_seer",
+    ),
     **_all(
         "runtime.return_trajectory_latents runtime.return_trajectory_decoded",
         _OFF,
@@ -144,7 +171,7 @@ _REQUEST = {
 }
 
 # Sections whose every setting is left out for one reason.
-WHOLE_SECTIONS = {"server": SERVER, "streaming": SERVER, "default_request": SERVER}
+WHOLE_SECTIONS = {"server": SERVER, "streaming": STREAMED, "default_request": DEFAULTS}
 
 SETTINGS: dict[str, Known] = {
     **_carried("generator.model_path generator.revision"),
