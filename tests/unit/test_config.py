@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from splitreel.config import Config, load_config, parse_config
+from splitreel.config import Config, apply_override, load_config, parse_config, read_yaml
+from splitreel.config_tools.convert import convert_file
+from splitreel.config_tools.origins import as_yaml, settings_in_force
 from splitreel.errors import ConfigError
 from splitreel.request import Stage
+from splitreel.serve.cli.failures import Refused
+from splitreel.serve.cli.inputs import read_request
 
 
 def base(**changes: Any) -> dict[str, Any]:
@@ -119,3 +124,100 @@ def test_a_missing_file(tmp_path: Path) -> None:
         match=r"nowhere\.yaml: expected a readable YAML file, found no such file or directory\. Name a config",
     ):
         load_config(tmp_path / "nowhere.yaml")
+
+
+# What people's files have ------------------------------------------------------------------------------------------------
+
+MERGED = """\
+model: {path: tiny}
+serve: &serve
+  port: 80
+  database: postgresql://crew:pa@ss/w@db/jobs?sslpassword=key1&sslmode=require
+trace: {otlp_endpoint: "http://crew:word@collector:4318/v1/traces"}
+roles:
+  encoder_decoder: &gpu
+    device: cuda
+    <<: &cpu {dtype: float32, threads: 1}
+    threads: 2
+  dit: {<<: *gpu, nodes: [b], device: cpu}
+  decoder:
+    <<: [{threads: 4}, *gpu]
+"""
+
+
+def test_merge_keys_work(tmp_path: Path) -> None:
+    roles = load_config(write(tmp_path, MERGED)).roles
+    assert (roles["dit"].device, roles["dit"].dtype, roles["dit"].threads, roles["dit"].nodes) == (
+        "cpu",
+        "float32",
+        2,
+        ["b"],
+    )
+    assert (roles["decoder"].device, roles["decoder"].threads) == ("cuda", 4)
+    found = {
+        each.name: (each.origin, each.detail.rpartition(":")[2]) for each in settings_in_force(tmp_path / "config.yaml")
+    }
+    assert found["roles.dit.device"] == ("file", "11")
+    assert found["roles.dit.threads"] == ("file", "10")
+    assert found["roles.dit.dtype"] == ("file", "9")
+    assert found["roles.decoder.threads"] == ("file", "13")
+    # A mapping that is merged elsewhere before it is read itself holds no key twice.
+    later = "model: {path: tiny}\nroles: {all: {env: &e {<<: {A: x}, A: y}}}\n"
+    assert read_yaml(f"{later}x: {{<<: *e}}\n")["x"] == {"A": "y"}
+
+
+ODD = [
+    ("template", "path: {{MODEL}}", "a mapping as a name, such as a template in {{ }} that was not filled in, in line 1"),
+    ("list as a name", "? [a]\n: b", "a list as a name"),
+    ("no date", "a: 2024-13-01", "'2024-13-01', which looks like YAML's timestamp and is none (in quotes it is a text), in line 1"),
+    ("no number", "a: 0x_", "looks like YAML's int"),
+    ("too long a number", f"a: {'9' * 5000}", "looks like YAML's int"),
+    ("no bool", "a: !!bool perhaps", "looks like YAML's bool"),
+    ("no timestamp", "a: !!timestamp soon", "looks like YAML's timestamp"),
+    ("deep", "a: " + "[" * 600, "sections within sections without end"),
+    ("merged into itself", "a: &a {<<: *a}", "a section merged into itself, in line 1"),
+    ("merge of no mapping", "<<: 3", "behind << something else than a section or a list of them, in line 1"),
+    ("twice in a merged one", "a: {<<: {b: 1, b: 2}}", "the key 'b' twice"),
+    ("two merges", "a: {<<: {b: 1}, <<: {b: 2}}", "the key '<<' twice"),
+    ("a tag of Python", "a: !!python/object:os.system {}", "could not determine a constructor"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "text", "found"), ODD, ids=[case[0] for case in ODD])
+def test_odd_yaml_is_an_error_of_ours(tmp_path: Path, name: str, text: str, found: str) -> None:
+    file = write(tmp_path, text)
+    readers: list[tuple[Callable[[], Any], str]] = [
+        (lambda: load_config(file), f"{file}: expected YAML, found"),
+        (lambda: apply_override({}, f"a.b={{{text}}}" if "\n" not in text else f"a.b={text}"), "--set a.b="),
+        (lambda: read_request(file), f"--request: {file}: expected a YAML or JSON file, found"),
+        (lambda: convert_file(file), f"{file}: expected a readable YAML file, found"),
+    ]
+    for read, begin in readers:
+        with pytest.raises((ConfigError, Refused)) as caught:
+            read()
+        assert str(caught.value).startswith(begin)
+        assert found.partition(", in line")[0] in str(caught.value)
+    assert found in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+def test_a_date_where_a_text_is_expected(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"model\.revision: .*, found 2024-12-01, a date to YAML\. Put it in quotes\."
+    ):
+        load_config(write(tmp_path, "model: {path: tiny, revision: 2024-12-01}\nroles: {all: {}}\n"))
+
+
+def test_passwords_of_addresses_are_not_shown(tmp_path: Path) -> None:
+    settings = settings_in_force(write(tmp_path, MERGED), ["lora.a.path=hf://owner/name/a.safetensors"])
+    found = {each.name: each.value for each in settings}
+    assert found["serve.database"] == "postgresql://crew:***@db/jobs?sslpassword=***&sslmode=require"
+    assert found["trace.otlp_endpoint"] == "http://crew:***@collector:4318/v1/traces"
+    assert found["lora.a.path"] == "hf://owner/name/a.safetensors"
+    text = as_yaml(settings)
+    assert not [word for word in ("pa@ss", "w@db", "key1", "word@") if word in text]
+    for plain in ("env:DATABASE", "sqlite:///jobs/jobs.db", "postgresql://db/jobs", "postgresql://crew@db/jobs"):
+        overrides = [f"serve.database={plain}"]
+        assert {each.name: each.value for each in settings_in_force(tmp_path / "config.yaml", overrides)}[
+            "serve.database"
+        ] == plain

@@ -1,5 +1,5 @@
-"""The config file: its settings (`schema`, `attention`, `memory`, `speed`, `adapters`), `reading` (files, overrides, errors),
-`slices` (what each worker gets).
+"""The config file: its settings (`schema`, `attention`, `memory`, `speed`, `adapters`), `yaml_text` and `reading` (files,
+overrides, errors), `slices` (what each worker gets).
 
 Knows YAML and pydantic; must not know Ray, torch or the model.
 """
@@ -22,6 +22,7 @@ from splitreel.config.schema import (
 from splitreel.config.serving import KeyConfig, ServeConfig
 from splitreel.config.slices import AttentionSpec, CacheSpec, MemorySpec, RoleSpec, ScheduleSpec, VsaSpec
 from splitreel.config.speed import CacheConfig, CompileConfig
+from splitreel.config.yaml_text import read_yaml
 
 __all__ = [
     "ATTENTION_BACKENDS",
@@ -53,4 +54,5 @@ __all__ = [
     "known_backend",
     "load_config",
     "parse_config",
+    "read_yaml",
 ]

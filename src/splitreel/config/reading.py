@@ -6,6 +6,7 @@ import difflib
 import os
 import reprlib
 from collections.abc import Mapping, Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any, get_args
 
@@ -13,6 +14,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from splitreel.config.schema import Config
+from splitreel.config.yaml_text import read_yaml
 from splitreel.errors import ConfigError
 from splitreel.words import kind_of, plainly
 
@@ -30,7 +32,7 @@ def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
             "(splitreel config init writes one)."
         ) from error
     try:
-        content = yaml.load(text, Loader=_UniqueKeys)
+        content = read_yaml(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"{file}: expected YAML, found {plainly(error)}. Correct it there.") from error
     if not isinstance(content, dict):
@@ -59,7 +61,7 @@ def apply_override(content: Mapping[str, Any], override: str) -> dict[str, Any]:
     if not separator or not all(parts):
         raise ConfigError(f"--set {override}: expected SECTION.NAME=VALUE, for example engine.max_in_flight=2.")
     try:
-        value = yaml.safe_load(text)
+        value = read_yaml(text)
     except yaml.YAMLError as error:
         raise ConfigError(
             f"--set {override}: expected a YAML value after the equals sign, found {plainly(error)}. Put quotes around it."
@@ -89,7 +91,9 @@ def _explain(error: ValidationError) -> list[str]:
             message = str(item["ctx"]["error"])
             lines.append(f"{path}: {message}." if path else f"{message}.")
         else:
-            lines.append(f"{path}: {item['msg'][0].lower()}{item['msg'][1:]}, found {reprlib.repr(found)}.")
+            is_date = isinstance(found, date)
+            shown = f"{found}, a date to YAML. Put it in quotes" if is_date else reprlib.repr(found)
+            lines.append(f"{path}: {item['msg'][0].lower()}{item['msg'][1:]}, found {shown}.")
     return list(dict.fromkeys(lines))
 
 
@@ -113,16 +117,3 @@ def _section_in(annotation: Any) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next((found for item in get_args(annotation) if (found := _section_in(item)) is not None), None)
-
-
-class _UniqueKeys(yaml.SafeLoader):
-    """YAML that refuses a key given twice, where plain YAML silently keeps the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} twice", key_node.start_mark)
-            seen.add(key)
-        return super().construct_mapping(node, deep=deep)

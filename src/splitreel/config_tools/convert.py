@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from splitreel.config import parse_config
+from splitreel.config import parse_config, read_yaml
 from splitreel.config_tools.foreign import (
     BACKEND,
     DENSE,
@@ -78,7 +78,7 @@ class Conversion:
 def convert_file(path: Path, *, device: str = "cuda", dtype: str = "bfloat16") -> Conversion:
     """Read and convert; `device` and `dtype` are those of every role. Raises ConfigError naming each wrong setting."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = read_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(
             f"{path}: expected a readable YAML file, found {plainly(error, path)}. Give a FastVideo run file."

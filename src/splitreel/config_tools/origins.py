@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import yaml
 
 from splitreel.config import Config, load_config
+from splitreel.config.yaml_text import MERGE
 
 FILE, SET, DEFAULT, DERIVED = "file", "--set", "default", "derived"
 
@@ -32,7 +34,9 @@ class Setting:
 def settings_in_force(
     path: Path, overrides: Sequence[str] = (), *, mask: Callable[[Mapping[str, str]], dict[str, str]] = dict
 ) -> list[Setting]:
-    """Every setting with its origin, in the schema's order. `mask` hides secrets in `env`. Raises ConfigError."""
+    """Every setting with its origin, in the schema's order. `mask` hides secrets in `env`; passwords in addresses are always
+    hidden. Raises ConfigError.
+    """
     config = load_config(path, overrides)
     lines = _lines_of(path)
     changed = [_path_of(override) for override in overrides]
@@ -41,6 +45,8 @@ def settings_in_force(
     for key, value in _leaves(config.model_dump(mode="json")):
         if len(key) > 3 and key[2] == "env":
             value = mask({key[3]: value})[key[3]]
+        if isinstance(value, str):
+            value = _without_password(value)
         if any(key[: len(prefix)] == prefix for prefix in changed):
             found.append(Setting(key, value, SET))
         elif key in lines:
@@ -99,17 +105,31 @@ def _leaves(content: Mapping[str, Any], at: tuple[str, ...] = ()) -> Iterator[tu
             yield (*at, name), value
 
 
+def _without_password(text: str) -> str:
+    """An address (`scheme://user:password@host?password=...`) with its passwords masked; any other text as it is."""
+    if "://" not in text:
+        return text
+    text = re.sub(r"(://[^:@/]*):.*@", r"\1:***@", text)
+    return re.sub(r"(?i)([?&][^=&]*(?:pass|pwd|secret|token|key)[^=&]*)=[^&]*", r"\1=***", text)
+
+
 def _path_of(override: str) -> tuple[str, ...]:
     return tuple(override.partition("=")[0].strip().split("."))
 
 
 def _lines_of(path: Path) -> dict[tuple[str, ...], int]:
-    """The line of each setting in the file, an alias resolved to where the value is written."""
+    """The line of each setting in the file, an alias or a merge (`<<`) resolved to where the value is written."""
     found: dict[tuple[str, ...], int] = {}
 
     def walk(node: yaml.Node | None, at: tuple[str, ...]) -> None:
         if isinstance(node, yaml.MappingNode):
+            for merged in [value for key, value in node.value if key.tag == MERGE]:
+                # Of several the first holds, and what the section says itself holds before all.
+                for each in reversed(merged.value) if isinstance(merged, yaml.SequenceNode) else (merged,):
+                    walk(each, at)
             for key, value in node.value:
+                if key.tag == MERGE:
+                    continue
                 name = (*at, str(key.value))
                 found[name] = key.start_mark.line + 1
                 walk(value, name)

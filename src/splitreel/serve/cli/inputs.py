@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from splitreel.config import Config, load_config
+from splitreel.config import Config, load_config, read_yaml
 from splitreel.errors import InvalidRequest
 from splitreel.media import check_encoders, check_output, probe_video, read_image, read_sound
 from splitreel.request import AudioReference, GenerateRequest, ImageReference, Reference, VideoReference
@@ -175,7 +175,7 @@ def without_rivals(flags: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str
 def read_request(path: Path) -> dict[str, Any]:
     """The fields of a request file, YAML or JSON. Raises Refused."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
+        content = read_yaml(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise Refused(
             f"--request: {path}: expected a YAML or JSON file, found {plainly(error, path)}. Check it."
