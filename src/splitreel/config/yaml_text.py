@@ -28,7 +28,7 @@ class _Careful(yaml.SafeLoader):
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         """Replace `<<` by what it stands for: of several the first holds, and the section's own settings before all.
 
-        PyYAML's own (6.0.3) compares names by identity, so that of several the first holds or the last.
+        PyYAML's own (6.0.4) compares names by identity, so that of several the first holds or the last.
         """
         if id(node) in self._flat:
             return

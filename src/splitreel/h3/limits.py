@@ -48,7 +48,8 @@ class Limits:
         settled = self.align_num_frames(asked) if asked > 0 else asked
         if settled not in legal:
             nearest = min(legal, key=lambda count: abs(count - asked))
-            rounded = f", which rounds up to {settled} frames or {settled / FPS:.3f} s" if asked > 0 else ""
+            near = 0 < asked < 2 * legal[-1]
+            rounded = f", which rounds up to {settled} frames or {settled / FPS:.3f} s" if near else ""
             raise InvalidRequest(
                 f"{field}: expected {legal[0]} to {legal[-1]} frames of the form {rule} ({legal[0]}, {legal[1]}, ... "
                 f"{legal[-1]}), that is {legal[0] / FPS:.3f} to {legal[-1] / FPS:.3f} s at {FPS} fps, found {shown}{rounded}. "
@@ -63,6 +64,11 @@ class Limits:
     def check_canvas(self, height: int, width: int) -> None:
         """Raise InvalidRequest for a canvas that cannot be made."""
         multiple = self.canvas_multiple
+        if max(height, width) > MAX_CANVAS_PIXELS:
+            raise InvalidRequest(
+                f"height, width: expected at most {MAX_CANVAS_PIXELS} pixels, found a side of more than that. Name fewer.",
+                field="height, width",
+            )
         if height <= 0 or width <= 0 or height % multiple or width % multiple:
             near_height, near_width = (max(multiple, round(value / multiple) * multiple) for value in (height, width))
             raise InvalidRequest(

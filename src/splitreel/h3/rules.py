@@ -43,7 +43,8 @@ def check_workflow(request: GenerateRequest, workflows: Sequence[str]) -> str:
 def settle_num_frames(request: GenerateRequest, geometry: Geometry) -> tuple[int, tuple[str, ...]]:
     """The frame count that will be made, and what was rounded."""
     if request.seconds is not None:
-        asked = math.ceil(round(request.seconds * FPS, 6))
+        # More is refused all the same, and multiplied out may be more than a float holds.
+        asked = math.ceil(round(min(max(request.seconds, -1e6), 1e6) * FPS, 6))
         field, shown = "seconds", f"{request.seconds:g}"
     elif request.num_frames is not None:
         asked, field, shown = request.num_frames, "num_frames", str(request.num_frames)

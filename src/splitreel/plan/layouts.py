@@ -21,6 +21,7 @@ from splitreel.words import plainly
 ENCODE, DENOISE, DECODE = Stage
 SATURATED, OPEN = 240, 2000  # films per simulation, with a full queue and with arrivals at random
 _ALONE_EVERY = 1e7  # seconds between films that never meet
+_MOST_S = 1e6  # of one stage
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def parse_times(text: str) -> Times:
             seconds = float(value)
         except ValueError:
             seconds = math.nan
-        if name not in list(Stage) or not math.isfinite(seconds) or seconds < 0 or name in found:
+        if name not in list(Stage) or not 0 <= seconds <= _MOST_S or name in found:
             raise ConfigError(
                 f"--times: expected encode=SECONDS,denoise=SECONDS,decode=SECONDS, found {part.strip()!r}. Or give a file of "
                 "receipts that splitreel generate --json printed."
@@ -128,6 +129,8 @@ def _times_of_file(path: Path) -> Times:
             receipt = json.loads(line)
             for each in receipt.get("stages", ()):
                 seconds[each["stage"]].append(float(each["seconds"]))
+                if not 0 <= seconds[each["stage"]][-1] <= _MOST_S:
+                    raise ValueError(f"{each['seconds']} seconds")
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(
                 f"--times: {path} line {number}: expected a receipt of splitreel generate --json, found "

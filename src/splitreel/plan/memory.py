@@ -120,9 +120,9 @@ class Forecast:
 def parse_machine(text: str) -> Machine:
     """`NAME=GB[:unified]`, for example 192.168.23.1=128:unified or gpu0=80GiB. Raises ConfigError."""
     matched = re.fullmatch(r"(.+)=([0-9]+(?:\.[0-9]+)?)(GB|GiB)?(:unified)?", text.strip())
-    if matched is None or float(matched[2]) <= 0:
+    if matched is None or not 0 < float(matched[2]) <= 1e6:
         raise ConfigError(
-            f"--node: expected NAME=GB or NAME=GB:unified, found {text!r}. For example --node a=128:unified --node b=80GiB."
+            f"--node: expected NAME=GB or NAME=GB:unified, found {text[:80]!r}. For example --node a=128:unified --node b=80GiB."
         )
     name, amount, unit, unified = matched.groups()
     return Machine(name, round(float(amount) * (1024**3 if unit == "GiB" else GB)), unified is not None)

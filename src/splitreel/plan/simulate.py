@@ -97,6 +97,8 @@ def simulate(
     """
     if sum(way is not None for way in (rate, every, backlog)) != 1:
         raise ValueError("simulate: expected one of rate, every and backlog.")
+    if rate is not None and not 0 < rate < math.inf:
+        raise ValueError(f"simulate: expected a rate above 0, found {rate}.")
     collecting = gc.isenabled()
     gc.disable()  # nothing here is cyclic, and a full collection walks every waiting request
     try:

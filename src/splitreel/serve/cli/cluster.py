@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from splitreel.serve.cli.codes import DEPLOYMENT, FILE_CODES
+from splitreel.serve.cli.numbers import within
 
 if TYPE_CHECKING:
     from splitreel.cluster.placement import Node
@@ -75,9 +76,8 @@ def commands(
     from splitreel.cluster.commands import as_text, node_commands
     from splitreel.serve.cli.inputs import read_config
 
-    found = node_commands(
-        read_config(config, overrides or []), unified=unified, store_bytes=round(object_store * 1024**3), token=token
-    )
+    store = round(within("--object-store", object_store, "GiB", 0, 1e6) * 1024**3)
+    found = node_commands(read_config(config, overrides or []), unified=unified, store_bytes=store, token=token)
     print(as_text(found))
     if token:
         print("\n# where you run splitreel\nexport RAY_AUTH_MODE=token")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from splitreel.serve.cli.codes import OK
+from splitreel.serve.cli.numbers import within
 
 if TYPE_CHECKING:
     from splitreel.cluster.doctor import Finding, Report
@@ -52,7 +53,7 @@ def doctor(
     ] = None,
     timeout: Annotated[
         float,
-        typer.Option(metavar="SECONDS", min=10, help="For all of it; more where disks are slow or machines are busy."),
+        typer.Option(metavar="SECONDS", help="For all of it, 10 or more; more where disks are slow or machines busy."),
     ] = 55.0,
     strict: Annotated[bool, typer.Option("--strict", metavar="", help="Warnings give exit code 1.")] = False,
     show_all: Annotated[bool, typer.Option("--all", metavar="", help="Skipped checks too.")] = False,
@@ -67,6 +68,7 @@ def doctor(
     from splitreel.serve.cli.failures import Refused
     from splitreel.serve.cli.inputs import DEFAULT_CONFIG
 
+    within("--timeout", timeout, "seconds", 10, 86_400)
     file = config or (Path(DEFAULT_CONFIG) if Path(DEFAULT_CONFIG).is_file() else None)
     if file is None and overrides:
         raise Refused("--set: expected --config too, found none. Give the config whose setting to change.")

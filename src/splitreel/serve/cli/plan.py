@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from splitreel.serve.cli.codes import DEPLOYMENT
+from splitreel.serve.cli.numbers import within
 from splitreel.words import counted
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ Exit codes: 0 it fits: these machines, or with --times and without a config one 
 usage or config, or a film that generate refuses; 3 it does not fit, or the checkpoint cannot be read."""
 
 _MEMORY, _SPEED = "Does it fit", "How fast is it"
+# Requests per hour: below, 2,000 arrivals at random last longer than seconds can be told apart in.
+_RATES = (0.001, 1e6)
 
 
 def plan(
@@ -93,7 +96,10 @@ def plan(
         ),
     ] = None,
     text_rows: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Tokens of the prompt, pictures included.", rich_help_panel=_MEMORY)
+        int,
+        typer.Option(
+            metavar="N", min=1, max=1_000_000, help="Tokens of the prompt, pictures included.", rich_help_panel=_MEMORY
+        ),
     ] = 512,
     times: Annotated[
         str | None,
@@ -166,6 +172,13 @@ def plan(
     settings = load_config(config, overrides or []) if config is not None else None
     if config is None and overrides:
         raise Refused("--set: expected --config too, found none. Give the config whose setting to change.")
+    within("--load-rate", load_rate, "GB per second", 0.01, 1e6)
+    within("--link-rate", link_rate, "GB per second", 0.001, 1e6)
+    if rate is not None:
+        within("--rate", rate, "requests per hour", *_RATES)
+    wanted = _rates(rates) if rates is not None else None
+    if sweep is not None:
+        sweep = _sweep_name(sweep)
     size = GenerateRequest(prompt="any", height=height, width=width, num_frames=num_frames)
     known = [parse_machine(text) for text in nodes or ()]
     twice = sorted({each.name for each in known if [other.name for other in known].count(each.name) > 1})
@@ -212,7 +225,7 @@ def plan(
             load_rate=load_rate * 1e9,
             link_rate=link_rate * 1e9,
         )
-        report |= _speed(speed, machines, rate, sweep, rates, as_json=as_json, gap=bool(known))
+        report |= _speed(speed, machines, rate, sweep, wanted, as_json=as_json, gap=bool(known))
         if not fits and settings is None:
             # Nothing fixes a layout: the comparison is the answer, and the machines given are those to have several of.
             ways = [row["name"] for row in report["layouts"] if not row["obstacle"]]
@@ -257,7 +270,7 @@ def _speed(
     machines: int,
     rate: float | None,
     sweep: Path | None,
-    rates: str | None,
+    rates: list[float] | None,
     *,
     as_json: bool,
     gap: bool,
@@ -287,7 +300,7 @@ def _speed(
         from splitreel.serve.cli.files import write_text
 
         best = max((each.per_hour for each in found), default=0.0)
-        wanted = _rates(rates, best)
+        wanted = rates or [max(_RATES[0], float(f"{best * step / 8:.4g}")) for step in range(1, 9)]
         rows = [figures(layout, rate=each) for layout in ways for each in wanted]
         table, picture = sweep.with_name(f"{sweep.name}.csv"), sweep.with_name(f"{sweep.name}.png")
         write_text(table, figures_csv(rows), option="--sweep")
@@ -308,18 +321,27 @@ def _plain(each: Figures) -> dict[str, Any]:
     return {**row, "alone": None} if each.obstacle else row
 
 
-def _rates(text: str | None, best: float) -> list[float]:
+def _rates(text: str) -> list[float]:
     from splitreel.serve.cli.failures import Refused
 
-    if text is None:
-        return [round(best * step / 8, 2) for step in range(1, 9)]
     try:
         found = sorted({float(part) for part in text.split(",")})
     except ValueError:
-        found = []
-    if not found or found[0] <= 0:
-        raise Refused(f"--rates: expected requests per hour with commas between, found {text!r}. For example 5,10,20.")
-    return found
+        raise Refused(
+            f"--rates: expected requests per hour with commas between, found {text!r}. For example 5,10,20."
+        ) from None
+    return [within("--rates", each, "requests per hour", *_RATES) for each in found]
+
+
+def _sweep_name(path: Path) -> Path:
+    from splitreel.serve.cli.failures import Refused
+    from splitreel.serve.cli.files import check_free
+
+    if path.name in ("", ".."):
+        raise Refused(f"--sweep: expected a name for two files, found the folder {path}. For example {path / 'plan'}.")
+    for ending in ("csv", "png"):
+        check_free(path.with_name(f"{path.name}.{ending}"), overwrite=True, option="--sweep")
+    return path
 
 
 def _served(settings: Config | None, workflows: list[str] | None) -> tuple[str, ...]:
