@@ -9,6 +9,7 @@ import pytest
 
 from splitreel.cluster.commands import node_commands
 from splitreel.config import load_config, parse_config
+from splitreel.config_tools.origins import json_schema
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -31,6 +32,17 @@ def test_the_readme_starts_ray_as_cluster_commands_does() -> None:
             set(line.split()) <= set(full.split()) and full.startswith(line.split("=")[0]) for full in printed
         ), line
     assert {"ray get-auth-token --generate > /dev/null", "export RAY_AUTH_MODE=token"} <= set(own)
+
+
+def test_every_setting_is_named_in_some_page() -> None:
+    """But those of `serve`: docs/serve.md is held against the server's own words elsewhere."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    code = set(re.findall(r"\w+", "\n".join(re.findall(r"```.*?```|`[^`\n]+`", text, re.DOTALL))))
+    sections = {name: each for name, each in json_schema()["$defs"].items() if name not in ("ServeConfig", "KeyConfig")}
+    named = [(section, name) for section, each in sections.items() for name in each.get("properties", ())]
+    assert len(named) > 60
+    assert [each for each in named if each[1] not in code] == []
 
 
 @pytest.mark.parametrize("name", ["two_machines", "two_gpus"])

@@ -276,6 +276,24 @@ def test_every_stage_takes_more_for_a_longer_film() -> None:
     assert set(RELEASED) == {"text_encoder", "vae", "audio_vae", "transformer", "transformer_ref"}
 
 
+def test_results_that_encode_keeps_count_where_they_lie() -> None:
+    config = {"model": {"path": "tiny"}, "roles": {"encoder_decoder": {"device": "cuda"}, "dit": {"device": "cuda"}}}
+
+    def kept(memory: str, role: dict[str, object]) -> list[int | None]:
+        settings = parse_config({**config, "roles": {**config["roles"], "encoder_decoder": role}})  # type: ignore[dict-item]
+        given = machines(memory, memory)
+        found = forecast(workers_of(settings, given), given, SIZES, FilmSize(), search=False)
+        return [need.weights.get("prompt_cache") for load in found.loads for need in load.needs]
+
+    assert kept("128:unified", {"device": "cuda"}) == [1 << 28, None]
+    assert kept("128:unified", {"device": "cuda", "prompt_cache_bytes": 5}) == [5, None]
+    assert kept("128:unified", {"device": "cuda", "prompt_cache_bytes": 0}) == [None, None]
+    assert kept("80", {"device": "cuda"}) == [None, None]
+    assert kept("80", {"device": "cpu"}) == [1 << 28, None]
+    best = best_layout(machines("128:unified", "128:unified"), SIZES, FilmSize(), ("t2va",))
+    assert [need.worker.prompt_cache for load in best.loads for need in load.needs] == [0, 1 << 28]
+
+
 GUIDE = Path(__file__).parents[2] / "docs" / "two-machines.md"
 
 

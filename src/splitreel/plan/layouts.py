@@ -177,7 +177,9 @@ def _independent(setting: Setting, machines: int) -> Layout:
     for components in needs.values():
         every |= components
     activations = max(setting.film.activation_bytes(stage, setting.sizes.dims) for stage in Stage)
-    budget = setting.machine.usable(1) - activations if setting.machine is not None else None
+    budget = None
+    if setting.machine is not None:
+        budget = setting.machine.usable(1) - activations - setting.machine.prompt_cache(tuple(Stage))
     reloads = budget is not None and sum(every.values()) > budget
     obstacle = ""
     if budget is not None:
@@ -228,7 +230,7 @@ def obstacle(setting: Setting, *roles: tuple[Stage, ...]) -> str:
     for stages in roles:
         weights = sum(setting.sizes.bytes_of(name, setting.dtype) for name in components_of(stages, setting.workflows))
         activations = max(setting.film.activation_bytes(stage, setting.sizes.dims) for stage in stages)
-        if weights + activations > setting.machine.usable(1):
+        if weights + activations + setting.machine.prompt_cache(stages) > setting.machine.usable(1):
             return f"{' and '.join(stages)} do not fit" if len(stages) > 1 else f"{stages[0]} does not fit"
     return ""
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from splitreel.config import STAGES_OF_ROLE, Config, MemorySpec
+from splitreel.config import STAGES_OF_ROLE, Config, MemorySpec, RoleConfig
 from splitreel.errors import ConfigError
 from splitreel.h3.released import FilmSize
 from splitreel.plan.sizes import Sizes, components_of
@@ -19,6 +19,7 @@ CONTEXT_BYTES = 1 * GB
 # worker's process (torch, CUDA, Ray). A DGX Spark sold with 128 GB has about 115 left for models.
 SYSTEM_BYTES, STORE_BYTES, PROCESS_BYTES = 9 * GB, 2 * 1024**3, 2 * GB
 TIGHT = 0.05  # of the node's memory: less room than this is a warning
+PROMPT_CACHE_BYTES: int = RoleConfig().prompt_cache_bytes
 
 
 @dataclass(frozen=True)
@@ -34,10 +35,17 @@ class Machine:
         taken = SYSTEM_BYTES + STORE_BYTES + workers * PROCESS_BYTES if self.unified else workers * CONTEXT_BYTES
         return max(0, self.bytes - taken)
 
+    def prompt_cache(self, stages: Sequence[Stage], num_bytes: int = PROMPT_CACHE_BYTES) -> int:
+        """What of a worker's kept prompts is in this memory: they are on the CPU, so nothing of them on a GPU of its own."""
+        return num_bytes if self.unified and Stage.ENCODE in stages else 0
+
 
 @dataclass(frozen=True)
 class WorkerPlan:
-    """A worker: its role, stages, workflows, dtype per component (with a default), memory settings, and its machine."""
+    """A worker: its role, stages, workflows, dtype per component (with a default), memory settings, and its machine.
+
+    `prompt_cache`: bytes of results that it may keep in the memory that is counted.
+    """
 
     role: str
     stages: tuple[Stage, ...]
@@ -45,9 +53,10 @@ class WorkerPlan:
     machine: str
     dtypes: tuple[tuple[str, str], ...] = (("default", "bfloat16"),)
     memory: MemorySpec = field(default_factory=MemorySpec)
+    prompt_cache: int = 0
 
     def components(self, sizes: Sizes) -> dict[str, int]:
-        """Bytes of each component that it holds, and of the adapters on them."""
+        """Bytes of each component that it holds, of the adapters on them, and of the results that it keeps."""
         dtypes = dict(self.dtypes)
         names = components_of(self.stages, self.workflows)
         held = {
@@ -55,7 +64,7 @@ class WorkerPlan:
             for name in names
         }
         adapters = {f"lora {item.name}": item.num_bytes for item in sizes.adapters if item.target in names}
-        return held | adapters
+        return held | adapters | ({"prompt_cache": self.prompt_cache} if self.prompt_cache else {})
 
 
 @dataclass(frozen=True)
@@ -151,7 +160,11 @@ def workers_of(config: Config, machines: Sequence[Machine], seats: Sequence[str]
                 f"roles.{role}: expected the memory of node {node}, found only that of {known}. Add --node {node}=GB."
             )
         spec = config.role_spec(role)
-        found.append(WorkerPlan(role, spec.stages, spec.workflows, where, spec.dtypes, spec.memory))
+        machine = next((each for each in machines if each.name == where), None)
+        if spec.device == "cpu" and machine is not None:
+            machine = replace(machine, unified=True)
+        cache = machine.prompt_cache(spec.stages, spec.prompt_cache_bytes) if machine is not None else 0
+        found.append(WorkerPlan(role, spec.stages, spec.workflows, where, spec.dtypes, spec.memory, cache))
     return found
 
 
@@ -185,8 +198,7 @@ def best_layout(
     roles = ("encoder_decoder", "dit") if len(machines) > 1 else ("all",)
     rest = ["dit"] * (len(machines) - len(roles)) if len(machines) > 1 else []
     workers = [
-        plain_worker(role, workflows, machine.name, dtype)
-        for role, machine in zip([*roles, *rest], machines, strict=True)
+        plain_worker(role, workflows, machine, dtype) for role, machine in zip([*roles, *rest], machines, strict=True)
     ]
     return forecast(workers, machines, sizes, film)
 
@@ -222,11 +234,11 @@ def fitting_layouts(
     which leaves the larger ones.
     """
 
-    def planned(role: str, served: Sequence[str], machine: str) -> WorkerPlan:
+    def planned(role: str, served: Sequence[str], machine: Machine | None) -> WorkerPlan:
         return change(plain_worker(role, served, machine, dtype))
 
-    def total(role: str, served: Sequence[str]) -> int:
-        return need_of(planned(role, served, ""), sizes, film).total
+    def total(role: str, served: Sequence[str], machine: Machine | None = None) -> int:
+        return need_of(planned(role, served, machine), sizes, film).total
 
     for cut in cuts(workflows):
         if len(cut) > len(machines):
@@ -234,22 +246,26 @@ def fitting_layouts(
         free = sorted(machines, key=lambda machine: machine.usable(1))
         workers = []
         for role, served in sorted(cut, key=lambda item: -total(*item)):
-            fitting = next((machine for machine in free if machine.usable(1) >= total(role, served)), None)
+            fitting = next((machine for machine in free if machine.usable(1) >= total(role, served, machine)), None)
             if fitting is None:
                 break
             free.remove(fitting)
-            workers.append(planned(role, served, fitting.name))
+            workers.append(planned(role, served, fitting))
         else:
             role, served = next(item for item in cut if Stage.DENOISE in STAGES_OF_ROLE[item[0]])
             workers += [
-                planned(role, served, machine.name) for machine in free if machine.usable(1) >= total(role, served)
+                planned(role, served, machine) for machine in free if machine.usable(1) >= total(role, served, machine)
             ]
             yield forecast(workers, machines, sizes, film, search=False)
 
 
-def plain_worker(role: str, workflows: Sequence[str], machine: str = "", dtype: str = "bfloat16") -> WorkerPlan:
-    """A worker with the default settings."""
-    return WorkerPlan(role, STAGES_OF_ROLE[role], tuple(workflows), machine, (("default", dtype),))
+def plain_worker(
+    role: str, workflows: Sequence[str], machine: Machine | None = None, dtype: str = "bfloat16"
+) -> WorkerPlan:
+    """A worker with the default settings; without a machine, one that keeps no prompts."""
+    stages = STAGES_OF_ROLE[role]
+    name, cache = (machine.name, machine.prompt_cache(stages)) if machine is not None else ("", 0)
+    return WorkerPlan(role, stages, tuple(workflows), name, (("default", dtype),), prompt_cache=cache)
 
 
 def need_of(worker: WorkerPlan, sizes: Sizes, film: FilmSize) -> Need:
