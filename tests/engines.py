@@ -43,6 +43,7 @@ async def opened(
             "engine": {
                 "heartbeat": 0.5,
                 "lost_after": 3.0,
+                "stop_timeout": 3.0,
                 "restart_pause": 0.2,
                 "worker_timeout": 60.0,
                 **settings,

@@ -250,11 +250,12 @@ async def test_deadlines(cluster: EmbeddedCluster, open_engine: Any) -> None:
 
 
 async def test_a_stage_that_does_not_stop_costs_its_worker(cluster: EmbeddedCluster, open_engine: Any) -> None:
-    async with open_engine(cluster.address, stage_timeout=1.0, lost_after=2.0) as engine:
+    async with open_engine(cluster.address, stage_timeout=1.0, stop_timeout=1.0, restarts=1) as engine:
         before = {worker.role: worker.pid for worker in await engine.health()}
-        job = submit(engine, "hangs", denoise={"trouble": {"1": "hang"}})
-        with pytest.raises(RequestTimeout):
-            await job.result(20)
+        for name in ("hangs", "hangs too"):  # more often than the worker is restarted after one loss
+            job = submit(engine, name, denoise={"trouble": {"1": "hang"}})
+            with pytest.raises(RequestTimeout):
+                await job.result(60)
         assert digest(await submit(engine, "next").result(60)) == film_digest()
         after = {worker.role: worker.pid for worker in await engine.health()}
         assert after["dit"] != before["dit"]

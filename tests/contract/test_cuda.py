@@ -13,7 +13,10 @@ from configs import roles_config
 from splitreel import GenerateRequest, Session
 from splitreel.config import TraceConfig
 from splitreel.h3.tiny import cached_tiny
+from splitreel.h3.watch import ModuleWatch
 from splitreel.observe.spans import SpanRecord
+from splitreel.request import Stage
+from splitreel.roles.control import StageControl
 
 pytestmark = [
     pytest.mark.gpu,
@@ -39,6 +42,31 @@ def test_split_equals_unsplit_on_cuda(dtype: str) -> None:
     )
     np.testing.assert_array_equal(result.tensor, state.get("videos")[0].float().cpu().numpy())
     np.testing.assert_array_equal(result.waveform, state.get("audio")[0].float().cpu().numpy())
+
+
+def test_a_stop_is_seen_while_a_step_is_queued() -> None:
+    """The host is at most three calls before the device, however fast it orders."""
+    size = 4096
+    layers = torch.nn.Sequential(*(torch.nn.Linear(size, size, bias=False, device="cuda") for _ in range(50)))
+    rows = torch.randn(16 * size, size, device="cuda")
+    with torch.inference_mode():
+        layers[0](rows)
+        torch.cuda.synchronize()
+        control = StageControl("r", Stage.DENOISE)
+        done: list[torch.cuda.Event] = []
+        before: list[int] = []
+
+        def look(module: torch.nn.Module, args: object) -> None:
+            before.append(sum(not event.query() for event in done))
+            done.append(torch.cuda.Event())
+            done[-1].record()
+
+        watch = ModuleWatch(layers, "block")
+        for layer in layers:
+            layer.register_forward_pre_hook(look)
+        with watch.reporting(control, pace=torch.device("cuda")):
+            layers(rows)
+    assert max(before) <= 3
 
 
 def test_traces_synchronise_when_asked_and_say_so() -> None:

@@ -100,6 +100,39 @@ def test_a_cancelled_request_leaves_no_state(plain: tuple[Any, ...]) -> None:
     assert same(denoised(role, 1), denoised(dit(CACHES[0]), 1))
 
 
+@pytest.mark.parametrize("cache", [None, *CACHES], ids=["plain", *(cache.kind for cache in CACHES)])
+def test_a_stop_in_mid_step_ends_the_stage_before_the_next_block(cache: CacheSpec | None) -> None:
+    """A step may take minutes; the next request finds nothing of this one."""
+    role = dit(cache)
+    control = StageControl("r2", Stage.DENOISE)
+    blocks = role.components["transformer"].transformer_blocks
+    passed: list[int] = []
+
+    def stop_in_second_step(module: Any, args: Any) -> None:
+        passed.append(0)
+        if passed.count(0) == 2:
+            control.stop()
+
+    hooks = [blocks[0].register_forward_pre_hook(stop_in_second_step)]
+    hooks.append(blocks[1].register_forward_pre_hook(lambda module, args: passed.append(1)))
+    with pytest.raises(RequestCancelled, match=rf"denoise stopped after step 1 of {STEPS - 1}"):
+        role.run(Stage.DENOISE, encoded(role, 2), control)
+    assert passed == [0, 1, 0]
+    for hook in hooks:
+        hook.remove()
+    if cache is None:
+        assert same(denoised(role, 1), denoised(dit(None), 1))
+
+
+def test_the_hooks_of_a_role_are_there_once_however_many_programs_it_has() -> None:
+    served = Role(MiniMaxH3(), roles_config("local", workflow=["t2va", "fl2va", "ref2va"]).role_spec("encoder_decoder"))
+    served.prepare()
+    served.load()
+    vae, text_encoder = served.components["vae"], served.components["text_encoder"]
+    for module in (vae.encoder, vae.decoder, text_encoder.model.language_model.layers[0]):
+        assert len(module._forward_pre_hooks) == 1
+
+
 def test_at_a_threshold_that_nothing_meets_the_result_is_the_plain_one(plain: tuple[Any, ...]) -> None:
     assert same(denoised(dit(CacheSpec("first_block", threshold=1e-9)), 1), plain)
 

@@ -35,5 +35,5 @@ def bounds_of(config: Config) -> tuple[Limits, Deadlines]:
         parallel_decode=settings.parallel_decode,
     )
     return limits, Deadlines(
-        settings.start_timeout, settings.request_timeout, settings.stage_timeout, settings.lost_after
+        settings.start_timeout, settings.request_timeout, settings.stage_timeout, settings.stop_timeout
     )

@@ -172,7 +172,11 @@ class RayBackend:
     # Losses -----------------------------------------------------------------------------------------------------------
 
     async def replace_worker(self, worker: str, error: WorkerLost) -> None:
-        """Give up a worker that does not stop; its loss is reported, and it is restarted, like any other."""
+        """Give up a worker that does not stop; its loss is reported, and it is restarted, like any other.
+
+        It was at work, so it can be loaded: earlier restarts do not count, or a few requests that hang would end the role.
+        """
+        self._members[worker].restarts = 0
         self._members[worker].give_up(error)
 
     def _on_event(self, event: Progress | LoadProgress | Sequence[SpanRecord]) -> None:

@@ -206,6 +206,11 @@ class EngineConfig(Section):
     start_timeout: float = Field(default=1800.0, gt=0, description="Until every role is resident.")
     request_timeout: float = Field(default=7200.0, gt=0, description="From the start of encode to the film.")
     stage_timeout: float = Field(default=3600.0, gt=0, description="For one stage.")
+    # Looked at between a transformer's blocks: 0.5 s each for 5 s at 832x480 on a Spark, some 10 s for the longest film at
+    # 1344x768. To load 66 GB again takes minutes.
+    stop_timeout: float = Field(
+        default=120.0, gt=0, description="For a stage that was told to stop; then its worker is replaced."
+    )
     worker_timeout: float = Field(
         default=300.0, gt=0, description="Until a worker's process has started, imported torch and checked its files."
     )

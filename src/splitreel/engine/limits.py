@@ -47,4 +47,4 @@ class Deadlines:
     start: float = 1800.0
     request: float = 7200.0
     stage: float = 3600.0
-    stop: float = 30.0
+    stop: float = 120.0

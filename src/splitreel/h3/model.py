@@ -123,12 +123,11 @@ class MiniMaxH3:
     ) -> StageProgram:
         """Make the program of one stage."""
         pipeline, report = build_pipeline(workflow, stage, components, checkpoint, geometry)
-        watches = Watches(components)
         match stage:
             case Stage.ENCODE:
-                return EncodeProgram(workflow, pipeline, watches)
+                return EncodeProgram(workflow, pipeline, Watches(components))
             case Stage.DENOISE:
                 make_expected_tables(pipeline, workflow, report.tables)
                 return DenoiseProgram(workflow, pipeline, report)
             case Stage.DECODE:
-                return DecodeProgram(pipeline, components["vae"], watches)
+                return DecodeProgram(pipeline, components["vae"], Watches(components))

@@ -19,7 +19,7 @@ from splitreel.h3.media import encode_inputs
 from splitreel.h3.payloads import KINDS, SCHEMA
 from splitreel.h3.schedules import TablesBegin
 from splitreel.h3.vsa.processor import VsaBegin, VsaEnd, run_of
-from splitreel.h3.watch import ModuleWatch
+from splitreel.h3.watch import ModuleWatch, watched
 from splitreel.request import Stage
 from splitreel.roles.checkpoint import Checkpoint
 from splitreel.roles.control import StageControl
@@ -76,6 +76,8 @@ class DenoiseProgram:
         transformer = pipeline.transformer_ref if workflow == "ref2va" else pipeline.transformer
         self._cache = StepCache(transformer)
         self._vsa = run_of(transformer)
+        # A step may take minutes: the wish to stop is looked at before each block.
+        self._blocks = watched(transformer, transformer.transformer_blocks, "block")
         report.on_step = self._cache.step_done
 
     def __call__(self, payload: Payload, control: StageControl) -> Payload:
@@ -93,7 +95,8 @@ class DenoiseProgram:
         if self._workflow == "ref2va":
             inputs["normalized_references"] = [ReferenceShape(**item) for item in values["references"]]
         control.step("step", 0, values["steps"] - 1)
-        with self._cache.request(), self._report.reporting(control):
+        device = self._pipeline._execution_device
+        with self._cache.request(), self._report.reporting(control), self._blocks.reporting(control, pace=device):
             state = self._pipeline(**inputs)
         tensors = {"latents": state.get("latents"), "audio_latents": state.get("audio_latents")}
         return _onward(
@@ -186,17 +189,19 @@ class StepBegin(ModularPipelineBlocks):  # type: ignore[misc]
 
 
 class Watches:
-    """The hooks on one role's components; shared by all its programs."""
+    """The hooks on the components of encode and decode; all programs of a role have the same."""
 
     def __init__(self, components: Mapping[str, Any]) -> None:
-        layers: list[nn.Module] = []
-        if "text_encoder" in components:
-            layers = list(components["text_encoder"].model.language_model.layers)
-        vae = components.get("vae")
-        self.num_layers = len(layers)
-        self.layers = ModuleWatch(layers, "layer")
-        self.encoder = ModuleWatch([vae.encoder] if vae is not None else [], "tile")
-        self.decoder = ModuleWatch([vae.decoder] if vae is not None else [], "chunk", spans=True)
+        text_encoder, vae = components.get("text_encoder"), components.get("vae")
+        none = ModuleWatch([], "")
+        self.num_layers, self.layers, self.encoder, self.decoder = 0, none, none, none
+        if text_encoder is not None:
+            layers: nn.ModuleList = text_encoder.model.language_model.layers
+            self.num_layers = len(layers)
+            self.layers = watched(text_encoder, layers, "layer")
+        if vae is not None:
+            self.encoder = watched(vae.encoder, [vae.encoder], "tile")
+            self.decoder = watched(vae.decoder, [vae.decoder], "chunk", spans=True)
 
 
 def build_pipeline(
