@@ -88,7 +88,10 @@ class Client:
             return self._ask("POST", "/videos", data=form, files=parts, headers=headers)
 
     def events(self, video_id: str) -> Iterator[dict[str, Any]]:
-        """The video now and whenever it changes: status, stage, step and ETA. Ends with the job, or with the server."""
+        """The video now and whenever it changes: status, stage, step and ETA.
+
+        Ends with the job, when it is deleted, or with the server.
+        """
         try:
             with self._http.stream("GET", f"/videos/{video_id}/events", timeout=httpx.Timeout(30.0)) as answer:
                 if answer.status_code != 200:

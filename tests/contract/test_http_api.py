@@ -17,6 +17,7 @@ import openai
 import pytest
 from PIL import Image
 
+import splitreel
 from samples import Samples
 from servers import body, png, served, until_ended, wait_for
 from splitreel.media import film_facts
@@ -161,6 +162,23 @@ def test_events_tell_each_step_and_end_with_the_job(tmp_path: Path) -> None:
         assert {total for _, total in steps} == {29}
         assert any(event["eta"] for event in events if event["stage"] == "denoise")
         assert http.get("/v1/videos/video_000000000000000000000000/events").status_code == 404
+
+
+def test_events_of_a_deleted_video_end(address: str, http: httpx.Client, caplog: pytest.LogCaptureFixture) -> None:
+    running = [http.post("/v1/videos", json=body(steps=1000)).json()["id"] for _ in range(5)]
+    waiting = http.post("/v1/videos", json=body(priority=-9)).json()["id"]
+    with splitreel.Client(address) as client:
+        events = client.events(waiting)
+        assert next(events)["status"] == "queued"
+        assert http.delete(f"/v1/videos/{waiting}").status_code == 200
+        assert {event["status"] for event in events} <= {"queued"}, "and the stream is whole"
+        with pytest.raises(splitreel.RequestError, match="expected the id of one of your videos"):
+            next(client.events(waiting))
+    for video_id in running:
+        http.post(f"/v1/videos/{video_id}/cancel")
+    for video_id in running:
+        until_ended(http, video_id)
+    assert "Traceback" not in caplog.text
 
 
 def test_where_the_time_went(http: httpx.Client) -> None:

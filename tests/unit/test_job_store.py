@@ -13,9 +13,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+from sqlalchemy import event
 
+from splitreel.config import ServeConfig
 from splitreel.errors import ConfigError, QueueFull
+from splitreel.serve.jobs.folder import JobFolder
+from splitreel.serve.jobs.ledger import open_ledger
 from splitreel.serve.jobs.refusals import JobBusy, JobNotFound, KeyReused, OverQuota
 from splitreel.serve.jobs.server import has_ended, server_name
 from splitreel.serve.jobs.store import JobStore, Outcome, resolve_url
@@ -128,6 +133,34 @@ def test_jobs_of_a_dead_server_come_back_at_once_and_not_for_ever(store: JobStor
     ended = store.get(job_id)
     assert (ended.state, ended.error_code) == ("failed", "interrupted")
     assert "Begun 3 times" in (ended.error_message or "")
+
+
+def test_who_holds_a_job_keeps_it_whatever_the_clock_says(store: JobStore) -> None:
+    here, left = add(store), add(store)
+    assert claim(store) is not None
+    assert claim(store) is not None
+    assert store.recover(time.time() + 7200, lambda name: False, 5, {here}) == [left]
+    assert claim(store, "a") is not None
+    until = time.time() + 60
+    assert store.renew("a", until, {here: (40, "denoise")}) == {here: False}
+    assert store.get(here).lease_until == until
+    assert store.get(left).lease_until != until, "of a job that it does not run no server renews the lease"
+
+
+def test_two_servers_that_claim_at_once_on_a_database_without_one_writer(store: JobStore) -> None:
+    """Elsewhere than on SQLite another server may take the job between the look and the claim."""
+    first, second = add(store), add(store)
+    quicker = ["UPDATE splitreel_jobs SET state='in_progress', lease_owner='b' WHERE id = ?"]
+
+    @event.listens_for(store._engine, "before_cursor_execute")
+    def before(connection: Any, cursor: Any, statement: str, *more: Any) -> None:
+        if statement.startswith("UPDATE") and quicker:
+            cursor.execute(quicker.pop(), (first,))
+
+    found = claim(store, "a")
+    assert found is not None
+    assert found.id == second
+    assert store.get(first).lease_owner == "b"
 
 
 def test_a_refund_does_not_count(store: JobStore) -> None:
@@ -250,9 +283,35 @@ def test_a_server_is_known_to_be_gone_on_its_own_machine_only() -> None:
     gone = subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60, env=environment)
     assert has_ended(gone.strip())
     machine, pid, started, nonce = mine.split("|")
-    assert has_ended(f"{machine}|{pid}|{float(started) - 100:.2f}|{nonce}"), "the number was given out again"
+    assert has_ended(f"{machine}|{pid}|{int(started) - 1}|{nonce}"), "the number was given out again"
     assert not has_ended(f"elsewhere|{gone.split('|', 1)[1].strip()}")
     assert not has_ended("nonsense")
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    assert machine.endswith(boot), "two machines of one host name are two machines"
+    other = machine.replace(boot, "another")
+    assert not has_ended(f"{other}|{gone.split('|', 1)[1].strip()}")
+
+
+def test_a_step_of_the_clock_ends_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process's start as a time of day moves with the machine's, which is read anew each time."""
+    mine = server_name()
+    monkeypatch.setattr("psutil._pslinux.boot_time", lambda: 5.0)
+    assert abs(psutil.Process().create_time() - time.time()) > 1e6
+    assert not has_ended(mine)
+    assert mine.split("|")[2] == Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
+
+
+def test_a_server_that_waits_to_be_buried_has_ended() -> None:
+    code = "from splitreel.serve.jobs.server import server_name; print(server_name(), flush=True)"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2] / "src")}
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        name = process.stdout.read().strip()
+        end = time.monotonic() + 20
+        while not has_ended(name):
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        assert process.returncode is None, "nobody has asked yet"
 
 
 @pytest.mark.parametrize(
@@ -281,5 +340,41 @@ def test_another_schema_is_refused(url: str, store: JobStore) -> None:
 
     with store._engine.begin() as connection:
         connection.execute(text("UPDATE splitreel_meta SET schema = 99"))
-    with pytest.raises(ConfigError, match="expected schema 1, found 99"):
+    with pytest.raises(ConfigError, match=r"expected schema 1, found 99.*another database with a folder of its own"):
         JobStore(url)
+
+
+# Whose the folder is --------------------------------------------------------------------------------------------------------
+
+
+def ledger(folder: Path, database: str | None = None) -> tuple[JobFolder, JobStore]:
+    return open_ledger(ServeConfig(folder=str(folder), database=database and f"sqlite:///{folder.parent}/{database}"))
+
+
+def test_another_database_on_a_folder_is_refused_before_it_deletes_films(tmp_path: Path) -> None:
+    folder, first = ledger(tmp_path / "jobs", "one.db")
+    film = folder.root / add(first) / "film.mp4"
+    film.parent.mkdir()
+    film.touch()
+    ledger(tmp_path / "jobs", "one.db")[1].close()  # a second server of the same database
+    for _ in range(2):
+        with pytest.raises(
+            ConfigError, match=r"serve\.folder: expected the jobs of serve\.database in .* another database"
+        ):
+            ledger(tmp_path / "jobs", "two.db")
+    assert film.exists()
+    ledger(tmp_path / "others", "two.db")[1].close()
+    first.close()
+
+
+def test_a_folder_from_before_there_were_marks(tmp_path: Path) -> None:
+    folder, first = ledger(tmp_path / "jobs", "one.db")
+    (folder.root / add(first)).mkdir()
+    (folder.root / "video_left").mkdir()
+    first.close()
+    (mark,) = folder.root.glob(".database-*")
+    mark.unlink()
+    with pytest.raises(ConfigError, match="another database"):
+        ledger(tmp_path / "jobs", "two.db")
+    ledger(tmp_path / "jobs", "one.db")[1].close()
+    assert mark.exists()

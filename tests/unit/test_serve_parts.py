@@ -11,10 +11,13 @@ import pytest
 from starlette.datastructures import FormData
 
 from splitreel.config import KeyConfig, ServeConfig
+from splitreel.config.reading import apply_override
 from splitreel.errors import ConfigError, InvalidRequest
 from splitreel.observe.progress import Progress
 from splitreel.observe.timings import StageTiming, Timings
+from splitreel.serve.cli.serve import _yaml
 from splitreel.serve.http.bodies import _of_form
+from splitreel.serve.http.errors import _STATUS
 from splitreel.serve.http.fetching import fetch, is_public
 from splitreel.serve.http.guard import Guard
 from splitreel.serve.http.keys import check_exposure, is_loopback, key_digest, make_key, owner_of
@@ -157,6 +160,20 @@ def test_pace_follows_what_was_measured() -> None:
     pace.film_done(timings, 1000.0, 1003.0)
     assert (pace.seconds_per_film, pace.retry_after()) == (3.0, 3), "idle time says nothing"
     assert pace.percent(Progress("r", "decode", "chunk", 9, 9, 1.0)) == 99, "done is only what was written down"
+
+
+def test_a_folder_may_have_any_name() -> None:
+    for name in ("🎬 jobs", 'a "b": c', "ä\\ö", "null", "07"):
+        merged = apply_override({}, f"serve.folder={_yaml(Path(name))}")
+        assert ServeConfig(**merged["serve"]).folder == name
+
+
+def test_the_page_on_serving_names_every_setting_and_status() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs/serve.md").read_text(encoding="utf-8")
+    table = page.partition("## Settings")[2].partition("\n## ")[0]
+    assert [name for name in ServeConfig.model_fields if f"\n| `{name}` |" not in table] == []
+    errors = page.partition("Errors have OpenAI's shape")[2].partition("\n## ")[0]
+    assert [status for _, status in _STATUS if f"{status} " not in errors] == []
 
 
 def test_words_for_errors() -> None:

@@ -17,12 +17,12 @@ class LoraConfig(Section):
         description="A safetensors file, a folder with one, or a hub id: owner/name, or hf://owner/name/file.safetensors.",
         min_length=1,
     )
-    scale: float = Field(default=1.0, allow_inf_nan=False, description="For requests that name no adapters.")
+    scale: float = Field(default=1.0, description="For requests that name no adapters.")
     active: bool = Field(default=True, description="false: only requests that name it use it.")
     target: Literal["transformer", "transformer_ref"] | None = Field(
         default=None, description="Default: the one that the file names, else the first that is served."
     )
-    alpha: float | None = Field(default=None, allow_inf_nan=False, description="Instead of what the file states.")
+    alpha: float | None = Field(default=None, description="Instead of what the file states.")
     allow_unmatched: bool = Field(
         default=False, description="Ignore keys that fit nothing instead of refusing the file."
     )

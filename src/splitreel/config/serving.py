@@ -59,8 +59,15 @@ class ServeConfig(Section):
     fetch_hosts: list[str] = Field(
         default=[], description="Hosts whose https URLs the server may fetch media from. Default: none."
     )
-    keep_days: float = Field(default=7.0, gt=0, description="Ended jobs and their films are deleted after this.")
-    keep_gb: float = Field(default=50.0, gt=0, description="Bound on all films and inputs; the oldest go first.")
+    keep_days: float = Field(
+        default=7.0, gt=0, le=36_500, description="Ended jobs and their films are deleted after this; 36500 keeps them."
+    )
+    keep_gb: float = Field(
+        default=50.0,
+        gt=0,
+        le=1e9,
+        description="Bound on all films and inputs; the oldest go first. 1000000 bounds nothing.",
+    )
     drain: float = Field(
         default=30.0, ge=0, description="What running jobs get to finish in when the server is told to stop."
     )

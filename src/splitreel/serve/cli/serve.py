@@ -130,7 +130,7 @@ def key(
 def _yaml(value: object) -> str:
     import json
 
-    return str(value) if isinstance(value, int) else json.dumps(str(value))
+    return str(value) if isinstance(value, int) else json.dumps(str(value), ensure_ascii=False)
 
 
 def _say(text: str) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,7 +27,7 @@ from splitreel.serve.http.errors import documented
 from splitreel.serve.http.orders import check_model, model_id, parse, request_of
 from splitreel.serve.http.shapes import CreateVideo, Video, VideoDeleted, VideoPage, video_of
 from splitreel.serve.http.words import in_their_words
-from splitreel.serve.jobs.refusals import no_such_job
+from splitreel.serve.jobs.refusals import JobNotFound, no_such_job
 from splitreel.serve.jobs.service import JobService
 from splitreel.serve.jobs.view import JobView
 
@@ -198,16 +199,17 @@ def video_routes(service: JobService) -> APIRouter:
         },
     )
     async def events(request: Request, video_id: Id) -> StreamingResponse:
-        """Its state, stage, step and ETA whenever they change, and every 10 s. Ends with the job."""
+        """Its state, stage, step and ETA whenever they change, and every 10 s. Ends with the job, or with its deletion."""
         owner = reader(request)
         await service.get(video_id, owner)
 
         async def stream() -> AsyncIterator[str]:
             number = 0
-            async for view in service.events(video_id, owner):
-                number += 1
-                video = shown(view)
-                yield f"id: {number}\nevent: {video.status}\ndata: {video.model_dump_json()}\n\n"
+            with suppress(JobNotFound):  # deleted since it was looked for above
+                async for view in service.events(video_id, owner):
+                    number += 1
+                    video = shown(view)
+                    yield f"id: {number}\nevent: {video.status}\ndata: {video.model_dump_json()}\n\n"
 
         return StreamingResponse(stream(), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
 

@@ -1,6 +1,7 @@
 """The folder of jobs: a directory for each, files that appear whole or not at all, and nothing that a client named.
 
-`<id>/inputs/…` media; `<id>/film-….mp4`; `<id>/trace-….json`; `<id>/thumbnail.webp`, `<id>/spritesheet.jpg`.
+`<id>/inputs/…` media; `<id>/film-….mp4`; `<id>/trace-….json`; `<id>/thumbnail.webp`, `<id>/spritesheet.jpg`;
+`.database-…`, the mark of the database that knows them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import mkdtemp
@@ -23,7 +24,7 @@ from splitreel.errors import ConfigError
 from splitreel.observe.spans import SpanRecord
 from splitreel.words import plainly
 
-_INCOMING = ".incoming"
+_JOB, _INCOMING, _MARK = "video_", ".incoming", ".database-"
 _ORPHAN_SECONDS = 3600.0
 _THUMBNAIL, _SHEET, _CELLS = 480, 240, 12
 
@@ -42,6 +43,25 @@ class JobFolder:
             raise ConfigError(
                 f"serve.folder: expected a folder that can be written at {root}, found {plainly(error, root)}. Choose another."
             ) from error
+
+    def belong_to(self, database: str, unknown: Callable[[Collection[str]], list[str]]) -> None:
+        """Mark the folder as that of one database; `unknown`: which of some jobs that one does not have.
+
+        Raises ConfigError when it is another's: each would take the other's jobs for left-overs, and delete them.
+        """
+        if not self._marks():  # new, or of a version that knew no marks
+            jobs = [entry.name for entry in os.scandir(self.root) if entry.name.startswith(_JOB)][:500]
+            if not jobs or len(unknown(jobs)) < len(jobs):
+                (self.root / f"{_MARK}{database}").touch()
+        if self._marks() != [f"{_MARK}{database}"]:
+            raise ConfigError(
+                f"serve.folder: expected the jobs of serve.database in {self.root}, found those of another database, which "
+                "would be deleted as left-overs. Choose another folder, or the database that they belong to."
+            )
+
+    def _marks(self) -> list[str]:
+        """Names of the files that say whose the folder is: a name is there at once and whole, on any file system."""
+        return [entry.name for entry in os.scandir(self.root) if entry.name.startswith(_MARK)]
 
     @contextmanager
     def incoming(self) -> Iterator[Path]:
@@ -92,7 +112,7 @@ class JobFolder:
         before = time.time() - _ORPHAN_SECONDS
         found = []
         for entry in os.scandir(self.root):
-            if entry.is_dir() and entry.name.startswith("video_") and entry.stat().st_mtime < before:
+            if entry.is_dir() and entry.name.startswith(_JOB) and entry.stat().st_mtime < before:
                 found.append(entry.name)
         for entry in os.scandir(self.root / _INCOMING):
             if entry.stat().st_mtime < before:

@@ -10,7 +10,13 @@ from splitreel.serve.jobs.store import JobStore, resolve_url
 
 
 def open_ledger(settings: ServeConfig) -> tuple[JobFolder, JobStore]:
-    """The folder and the database. Raises ConfigError."""
+    """The folder and the database, each made for the other. Raises ConfigError."""
     root = Path(settings.folder).expanduser().absolute()
     folder = JobFolder(root)
-    return folder, JobStore(resolve_url(settings.database, root))
+    store = JobStore(resolve_url(settings.database, root))
+    try:
+        folder.belong_to(store.mark, store.unknown)
+    except BaseException:
+        store.close()
+        raise
+    return folder, store

@@ -42,7 +42,7 @@ _FINISH_TRIES = 5
 
 @dataclass(eq=False)
 class Run:
-    """A job of ours under way. `why`: what it was told to stop for."""
+    """A job of ours under way. `why`: what it was told to stop for. `put_back`: the queue has the job again."""
 
     job: Job
     began: float = field(default_factory=time.time)
@@ -50,6 +50,12 @@ class Run:
     progress: Progress | None = None
     percent: int = 0
     why: Why | None = None
+    put_back: bool = False
+
+    @property
+    def has_lost_it(self) -> bool:
+        """How the job ends is no longer for this run to say."""
+        return self.put_back or self.why == "lease"
 
     def stop(self, why: Why) -> None:
         """Ask it to end at its next step; the first reason counts."""
@@ -126,10 +132,9 @@ class Runner:
             self._wake.clear()
             if len(self.running) < bound and self._may_start():
                 try:
-                    now = time.time()
-                    job = await self.ask(self._store.claim, self.name, now, now + self._settings.lease)
-                except SQLAlchemyError as error:
-                    logger.error("jobs: the database does not answer: %s", error)
+                    job = await self.ask(self._claim)
+                except Exception as error:
+                    self._failed("no job could be taken", error)
                     await asyncio.sleep(_LOOK_SECONDS)
                     continue
                 if job is not None and self._stopping.is_set():
@@ -147,14 +152,14 @@ class Runner:
             for run in self.running.values():
                 if run.job.deadline is not None and run.job.deadline < now:
                     run.stop("deadline")
-            if not self.running:
+            known = {name: run for name, run in self.running.items() if not run.has_lost_it}
+            if not known:
                 continue
-            known = dict(self.running)
             noted = {name: (run.percent, run.progress and run.progress.stage) for name, run in known.items()}
             try:
-                held = await self.ask(self._store.renew, self.name, now + self._settings.lease, noted)
-            except SQLAlchemyError as error:
-                logger.error("jobs: leases could not be renewed: %s", error)
+                held = await self.ask(self._renew, noted)
+            except Exception as error:
+                self._failed("leases could not be renewed", error)
                 continue
             for name, run in known.items():
                 if name not in held and self.running.get(name) is run:
@@ -169,7 +174,7 @@ class Runner:
             try:
                 now = time.time()
                 settings = self._settings
-                changed = await self.ask(self._store.recover, now, has_ended, settings.attempts)
+                changed = await self.ask(self._store.recover, now, has_ended, settings.attempts, set(self.running))
                 if changed:
                     logger.warning("jobs: %d were left by a server that ended: %s", len(changed), ", ".join(changed))
                     self.wake()
@@ -184,13 +189,33 @@ class Runner:
                     await self.ask(self._folder.forget, job_id)
                 for job_id in (*changed, *gone):
                     self._bell.ring(job_id)
-            except (SQLAlchemyError, OSError) as error:
-                logger.error("jobs: housekeeping failed: %s", error)
+            except Exception as error:
+                self._failed("housekeeping failed", error)
             await asyncio.sleep(_JANITOR_SECONDS)
+
+    # Of the wall clock, what holds when a thread is free, not when one was asked for.
+    def _claim(self) -> Job | None:
+        now = time.time()
+        return self._store.claim(self.name, now, now + self._settings.lease)
+
+    def _renew(self, noted: dict[str, tuple[int, str | None]]) -> dict[str, bool]:
+        return self._store.renew(self.name, time.time() + self._settings.lease, noted)
+
+    @staticmethod
+    def _failed(what: str, error: Exception) -> None:
+        """The loops go on whatever happens in one round; what no database or disk says is a mistake of ours."""
+        expected = isinstance(error, SQLAlchemyError | OSError)
+        logger.error("jobs: %s: %s", what, error, exc_info=None if expected else error)
 
     # One job ------------------------------------------------------------------------------------------------------------------
 
     def _begin(self, run: Run) -> None:
+        before = self.running.get(run.job.id)
+        if before is not None and not before.has_lost_it:
+            logger.warning(
+                "job %s: put back by another server and taken again while it runs here; it goes on", run.job.id
+            )
+            return
         self.running[run.job.id] = run
         self._idle.clear()
         self._spawn(self._work(run))
@@ -215,7 +240,8 @@ class Runner:
         except Exception:
             logger.exception("job %s: how it ended could not be written down; its lease runs out", job.id)
         finally:
-            del self.running[job.id]
+            if self.running.get(job.id) is run:  # a job that was put back may have been taken again already
+                del self.running[job.id]
             if not self.running:
                 self._idle.set()
             self._bell.ring(job.id)
@@ -266,14 +292,14 @@ class Runner:
         if why == "lease":
             return
         if stopped and why in (None, "drain"):  # None: the session was closed under it
-            await self.ask(self._store.release, job.id, self.name, refund=True)
+            await self._put_back(run, refund=True)
         elif isinstance(error, QueueFull):  # other users of the session were quicker
-            await self.ask(self._store.release, job.id, self.name, refund=True)
             await asyncio.sleep(_LOOK_SECONDS)
+            await self._put_back(run, refund=True)
         elif isinstance(error, ClusterError) and job.attempts < self._settings.attempts:
             logger.warning("job %s: put back after attempt %d: %s", job.id, job.attempts, error)
-            await self.ask(self._store.release, job.id, self.name, refund=False)
             await asyncio.sleep(_LOOK_SECONDS)
+            await self._put_back(run, refund=False)
         elif stopped and why == "cancel":
             await self._finish(run, Outcome("cancelled", time.time(), "cancelled", str(error)))
         elif stopped and why == "deadline":
@@ -283,6 +309,11 @@ class Runner:
             if not isinstance(error, SplitreelError):
                 logger.error("job %s: %s", job.id, error, exc_info=error)
             await self._finish(run, Outcome("failed", time.time(), code_of(error), message_of(error)))
+
+    async def _put_back(self, run: Run, *, refund: bool) -> None:
+        """The last that is done with a run: from here on the job may be another's, or another run's here."""
+        run.put_back = True
+        await self.ask(self._store.release, run.job.id, self.name, refund=refund)
 
     async def _finish(self, run: Run, outcome: Outcome) -> bool:
         for left in reversed(range(_FINISH_TRIES)):

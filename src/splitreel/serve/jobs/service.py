@@ -21,7 +21,8 @@ from splitreel.serve.jobs.bell import Bell, rung_within
 from splitreel.serve.jobs.deployment import Deployment
 from splitreel.serve.jobs.ledger import open_ledger
 from splitreel.serve.jobs.pace import Pace
-from splitreel.serve.jobs.refusals import NotFinished, NothingThere, NotReady, VideoFailed
+from splitreel.serve.jobs.previews import Previews
+from splitreel.serve.jobs.refusals import JobNotFound, NotFinished, NothingThere, NotReady, VideoFailed
 from splitreel.serve.jobs.runner import Runner
 from splitreel.serve.jobs.spec import MediaLimits, check_media, digest, placed, store_request
 from splitreel.serve.jobs.table import MAX_PRIORITY, PRIORITY_SECONDS, Job
@@ -47,6 +48,7 @@ class JobService:
         self.config = config
         self.folder, self._store = open_ledger(settings)
         self._threads = ThreadPoolExecutor(4, thread_name_prefix="splitreel-jobs")
+        self._previews = Previews(self.folder)
         self._pace = Pace()
         self._bell = Bell()
         self._checks = asyncio.Semaphore(_CHECKS)
@@ -77,6 +79,7 @@ class JobService:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         await self.deployment.close()
+        self._previews.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._store.close()
 
@@ -145,13 +148,21 @@ class JobService:
         self._bell.ring(job_id)
 
     async def events(self, job_id: str, owner: str | None = None) -> AsyncIterator[JobView]:
-        """The job now, whenever it changes, and every 10 s; the last one has ended, unless the server is stopped first."""
+        """The job now, whenever it changes, and every 10 s. Raises JobNotFound.
+
+        The last one has ended, unless the server is stopped or the job deleted first.
+        """
         with self._bell.listen(job_id) as rung:
             last: JobView | None = None
             told = 0.0
             while True:
                 rung.clear()
-                view = await self.get(job_id, owner)
+                try:
+                    view = await self.get(job_id, owner)
+                except JobNotFound:
+                    if last is None:
+                        raise
+                    return
                 if view != last or time.monotonic() - told > _QUIET_SECONDS:
                     last, told = view, time.monotonic()
                     yield view
@@ -174,7 +185,7 @@ class JobService:
             if variant == "video":
                 await self._ask(film.stat)
                 return film
-            return await self._ask(self.folder.preview, job_id, job.film, variant)
+            return await self._previews.get(job_id, job.film, variant)
         except FileNotFoundError as error:
             raise NothingThere(
                 f"video {job_id}: expected its file, found none. It was deleted from serve.folder; make it again.",

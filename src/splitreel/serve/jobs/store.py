@@ -7,6 +7,7 @@ holds changes nothing. So two servers on one database run a job once at a time, 
 from __future__ import annotations
 
 import os
+import secrets
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,12 +17,12 @@ from typing import Any, Literal
 
 from sqlalchemy import ColumnElement, Engine, create_engine, delete, event, func, select, update
 from sqlalchemy.engine import CursorResult, make_url
-from sqlalchemy.exc import ArgumentError, IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, IntegrityError, ProgrammingError, SQLAlchemyError
 from sqlalchemy.orm import Session, sessionmaker
 
 from splitreel.errors import ConfigError, QueueFull
 from splitreel.serve.jobs.refusals import JobBusy, KeyReused, OverQuota, no_such_job
-from splitreel.serve.jobs.table import ACTIVE, ENDED, SCHEMA, Base, Job, JobState, Meta
+from splitreel.serve.jobs.table import ACTIVE, ENDED, SCHEMA, Base, Identity, Job, JobState, Meta
 from splitreel.words import counted
 
 _BUSY_SECONDS = 30  # how long a write waits for another process's write to the same SQLite file
@@ -61,21 +62,15 @@ class JobStore:
         self._sessions = sessionmaker(self._engine, expire_on_commit=False)
         self._readers = sessionmaker(self._engine.execution_options(reads_only=True), expire_on_commit=False)
         try:
-            Base.metadata.create_all(self._engine)
-            with self._writing() as session:
-                found = session.scalar(select(func.max(Meta.schema)))
-                if found is None:
-                    session.add(Meta(schema=SCHEMA))
+            try:
+                self.mark = self._introduce()
+            except (IntegrityError, ProgrammingError):  # another server made the tables at the same time
+                self.mark = self._introduce()
         except SQLAlchemyError as error:
             raise ConfigError(
                 f"serve.database: expected a database that can be written at {address.render_as_string()}, found "
                 f"{type(error).__name__}: {error.__cause__ or error}. Check the path, the server and the permissions."
             ) from error
-        if found not in (None, SCHEMA):
-            raise ConfigError(
-                f"serve.database: expected schema {SCHEMA}, found {found}, written by another version. Use that version, "
-                "or another database."
-            )
 
     def close(self) -> None:
         """Give the connections back."""
@@ -169,9 +164,9 @@ class JobStore:
 
     def claim(self, server: str, now: float, until: float) -> Job | None:
         """Take the next queued job, for this server alone."""
-        with self._writing() as session:
-            while True:
-                first = select(Job.id).where(Job.state == "queued").order_by(Job.rank, Job.number).limit(1)
+        first = select(Job.id).where(Job.state == "queued").order_by(Job.rank, Job.number).limit(1)
+        while True:
+            with self._writing() as session:
                 job_id = session.scalar(first)
                 if job_id is None:
                     return None
@@ -179,15 +174,19 @@ class JobStore:
                 values = {"state": "in_progress", "lease_owner": server, "lease_until": until, "started": now}
                 if _count(session.execute(taken.values(**values, attempts=Job.attempts + 1, progress=0, stage=None))):
                     return _find(session, job_id, None)
-                session.rollback()  # another server was quicker
+            # Another server was quicker; only a new transaction sees what it left.
 
     def renew(self, server: str, until: float, progress: dict[str, tuple[int, str | None]]) -> dict[str, bool]:
-        """Prolong this server's leases and note progress (percent, stage): its jobs, and whether each is to be cancelled."""
+        """Prolong this server's leases on jobs that it runs, and note their progress (percent, stage).
+
+        Which of them it still holds, and whether each is to be cancelled.
+        """
         with self._writing() as session:
-            rows = session.scalars(select(Job).where(Job.lease_owner == server, Job.state == "in_progress")).all()
+            mine = Job.lease_owner == server, Job.state == "in_progress", Job.id.in_(progress)
+            rows = session.scalars(select(Job).where(*mine)).all()
             for row in rows:
                 row.lease_until = until
-                row.progress, row.stage = progress.get(row.id, (row.progress, row.stage))
+                row.progress, row.stage = progress[row.id]
             return {row.id: row.cancel for row in rows}
 
     def finish(self, job_id: str, server: str, outcome: Outcome) -> bool:
@@ -209,14 +208,20 @@ class JobStore:
             job.attempts -= int(refund)
             return True
 
-    def recover(self, now: float, is_dead: Callable[[str], bool], attempts: int) -> list[str]:
-        """Put back the jobs of servers that are gone, end those that were begun too often; the ids of both."""
+    def recover(
+        self, now: float, is_dead: Callable[[str], bool], attempts: int, held: Collection[str] = ()
+    ) -> list[str]:
+        """Put back the jobs of servers that are gone, end those that were begun too often; the ids of both.
+
+        `held`: those that the asker runs, whatever the clock says of their leases.
+        """
         with self._writing() as session:
             running = session.scalars(select(Job).where(Job.state == "in_progress").with_for_update()).all()
             lost = [
                 job
                 for job in running
-                if (job.lease_until or 0.0) < now or (job.lease_owner and is_dead(job.lease_owner))
+                if job.id not in held
+                and ((job.lease_until or 0.0) < now or (job.lease_owner and is_dead(job.lease_owner)))
             ]
             for job in lost:
                 if job.cancel:
@@ -269,6 +274,24 @@ class JobStore:
     def _reading(self) -> Iterator[Session]:
         with self._readers() as session:
             yield session
+
+    def _introduce(self) -> str:
+        """Make what is missing; the database's mark. Raises ConfigError for another schema."""
+        Base.metadata.create_all(self._engine)
+        with self._writing() as session:
+            found = session.scalar(select(func.max(Meta.schema)))
+            if found is None:
+                session.add(Meta(schema=SCHEMA))
+            elif found != SCHEMA:
+                raise ConfigError(
+                    f"serve.database: expected schema {SCHEMA}, found {found}, written by another version. Use that "
+                    "version, or another database with a folder of its own (serve.folder)."
+                )
+            mark = session.scalar(select(Identity.mark))
+            if mark is None:
+                mark = secrets.token_hex(16)
+                session.add(Identity(number=1, mark=mark))
+            return mark
 
     def _same(self, session: Session, job: Job) -> Job | None:
         if job.idempotency_key is None:

@@ -28,6 +28,14 @@ class Meta(Base):
     schema: Mapped[int] = mapped_column(Integer, primary_key=True)
 
 
+class Identity(Base):
+    """Which database this is; the folder of its jobs bears the same mark."""
+
+    __tablename__ = "splitreel_identity"
+    number: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    mark: Mapped[str] = mapped_column(String(32))
+
+
 class Job(Base):
     """One job. Times are seconds since 1970 on the wall clock of the server that wrote them.
 
