@@ -23,8 +23,7 @@ TESTS = str(Path(__file__).parent)
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [TESTS, os.environ.get("PYTHONPATH", "")]))
 
 
-@asynccontextmanager
-async def opened(
+def unopened(
     folder: Path,
     address: str,
     roles: dict[str, Any] | None = None,
@@ -32,8 +31,8 @@ async def opened(
     *,
     transport: str = "object_store",
     **settings: Any,
-) -> AsyncIterator[Engine]:
-    """An engine on Ray whose model has no components; `settings` are the config's engine section."""
+) -> Engine:
+    """An engine on Ray, not started, whose model has no components; `settings` are the config's engine section."""
     (folder / "modular_model_index.json").write_text("{}")
     config = parse_config(
         {
@@ -50,10 +49,13 @@ async def opened(
             },
         }
     )
-    engine = Engine(
-        RayBackend(model or Clockwork(), config),
-        *bounds_of(config),
-    )
+    return Engine(RayBackend(model or Clockwork(), config), *bounds_of(config))
+
+
+@asynccontextmanager
+async def opened(folder: Path, address: str, *args: Any, **options: Any) -> AsyncIterator[Engine]:
+    """The same, started, and closed at the end."""
+    engine = unopened(folder, address, *args, **options)
     await engine.start()
     try:
         yield engine

@@ -16,7 +16,7 @@ from ray.exceptions import PlasmaObjectNotAvailable
 from clockwork import film_digest, submitted
 from splitreel.cluster.embedded import EmbeddedCluster
 from splitreel.cluster.ray_backend import RayBackend
-from splitreel.engine.backend import PayloadGone
+from splitreel.engine.backend import PayloadGone, WorkerHealth, WorkerInfo
 from splitreel.engine.engine import Engine
 from splitreel.engine.job import Film, Job
 from splitreel.errors import QueueFull, RequestCancelled, RequestTimeout, StageError, WorkerLost
@@ -191,8 +191,13 @@ async def test_a_killed_worker_comes_back_and_its_request_resumes(
 
 
 async def test_a_request_that_kills_its_worker_again_and_again_fails_by_name(
-    cluster: EmbeddedCluster, open_engine: Any
+    cluster: EmbeddedCluster, open_engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And when the worker cannot be brought back, with the first cause and the last."""
+
+    def fails(backend: RayBackend, member: Any) -> None:
+        raise RuntimeError("the nodes do not answer")
+
     async with open_engine(cluster.address, retries=1) as engine:
         job = submit(engine, "poison", denoise={"trouble": {"1": "kill"}})
         with pytest.raises(
@@ -200,6 +205,41 @@ async def test_a_request_that_kills_its_worker_again_and_again_fails_by_name(
         ):
             await job.result(60)
         assert digest(await submit(engine, "well").result(60)) == film_digest()
+        monkeypatch.setattr(RayBackend, "_node_again", fails)
+        with pytest.raises(
+            WorkerLost,
+            match=r"worker dit was lost and not brought back in 3 tries\. First: role dit on .* was lost: .*"
+            r"Last: RuntimeError: the nodes do not answer",
+        ):
+            await submit(engine, "last", denoise={"trouble": {"1": "kill"}}).result(60)
+
+
+async def test_a_restart_that_fails_is_tried_again(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it fails with; also when the worker is lost while it is made ready, and that returns as if all were well."""
+    backend = engine.backend
+    assert isinstance(backend, RayBackend)
+    tries: list[int] = []
+
+    async def dit() -> WorkerHealth:
+        return next(worker for worker in await backend.health() if worker.role == "dit")
+
+    async def before_serving(worker: WorkerInfo) -> None:
+        tries.append((await dit()).pid)
+        if len(tries) == 1:
+            raise RuntimeError("the object store is full")
+        if len(tries) == 2:
+            os.kill(tries[-1], signal.SIGKILL)
+            async with asyncio.timeout(20):
+                while (await dit()).state != "lost":
+                    await asyncio.sleep(0.05)
+
+    monkeypatch.setattr(backend, "before_serving", before_serving)
+    plan = {"denoise": {"trouble": {"1": "kill"}, "once": str(tmp_path / "killed")}}
+    assert digest(await submit(engine, "hit", **plan).result(90)) == film_digest()
+    assert len(set(tries)) == 3
+    assert (await dit()).pid == tries[-1]
 
 
 async def test_without_restarts_what_waits_fails_by_name(cluster: EmbeddedCluster, open_engine: Any) -> None:

@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import splitreel
 from clockwork import Clockwork, film_digest, submitted
+from engines import unopened
 from splitreel.cluster.connection import connect
 from splitreel.cluster.embedded import SOURCES, EmbeddedCluster, EmbeddedNode
 from splitreel.cluster.local import LocalBackend
@@ -35,6 +37,7 @@ from splitreel.errors import (
     PlacementError,
     SplitreelError,
     VersionMismatch,
+    WorkerLost,
     WorkerNotReady,
 )
 from splitreel.wire import unpack
@@ -415,6 +418,24 @@ async def test_a_worker_that_the_memory_monitor_kills_while_it_loads(
         cluster.kill_node(tight)
     with joined(cluster.address):
         assert living_workers() == []
+
+
+async def test_a_worker_that_is_lost_while_others_load(cluster: EmbeddedCluster, nothing: Path) -> None:
+    """It had loaded; the start ends at once instead of going on without it."""
+    engine = unopened(nothing, cluster.address, model=Clockwork(load_seconds={"denoise": 30}))
+    start = asyncio.ensure_future(engine.start())
+    try:
+        async with asyncio.timeout(60):
+            while (loaded := (await engine.health())[0]).state != "ready":
+                await asyncio.sleep(0.1)
+        os.kill(loaded.pid, signal.SIGKILL)
+        began = time.monotonic()
+        with pytest.raises(WorkerLost, match="worker encoder_decoder was lost") as caught:
+            await asyncio.wait_for(start, 20)
+        assert time.monotonic() - began < 15, "it waits for nobody who still loads"
+        assert (caught.value.role, caught.value.node) == ("encoder_decoder", "127.0.0.2")
+    finally:
+        await engine.close()
 
 
 async def test_refusals_left_nothing_running(cluster: EmbeddedCluster) -> None:

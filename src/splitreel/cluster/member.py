@@ -55,6 +55,9 @@ class Member:
         self.node: Node | None = None
         self.restarts = 0
         self.silent = False
+        self.asked = (
+            False  # a part of its start is under way, which fails by itself, with the cause, when the worker ends
+        )
         self._model = model
         self._env = worker_environment(env)
         self._settings = settings
@@ -68,8 +71,8 @@ class Member:
 
     @property
     def actor(self) -> Any:
-        """The actor's handle."""
-        return self._actor
+        """The actor's handle. Raises WorkerLost when there is none."""
+        return self.reached()[0]
 
     @property
     def place(self) -> str:
@@ -115,7 +118,7 @@ class Member:
 
     async def load(self) -> None:
         """Load the role's components. Raises ClusterError or CheckpointError."""
-        await self._ask(self._actor.load.remote(), self._settings.start_timeout, "load")
+        await self._ask(self.actor.load.remote(), self._settings.start_timeout, "load")
 
     def on_lost(self, on_lost: OnLost) -> None:
         """Whom to tell when the worker is lost from now on."""
@@ -133,6 +136,7 @@ class Member:
 
     async def _ask(self, reference: Any, timeout: float, what: str) -> Any:
         """Await a Reply while the worker starts."""
+        self.asked = True
         try:
             reply: Reply = await asyncio.wait_for(as_future(reference), timeout)
         except TimeoutError:
@@ -150,6 +154,8 @@ class Member:
                 role=self.spec.role,
                 node=self.node.address if self.node else None,
             ) from error
+        finally:
+            self.asked = False
         self._on_event(reply.spans)
         return reply_value(reply)
 
@@ -166,7 +172,7 @@ class Member:
         self, stage: Stage, request_id: str, payloads: Sequence[Any], share: Share | None
     ) -> tuple[Any, Callable[[], Awaitable[StageReceipt]]]:
         """Order a run; what it makes, and what waits for its receipt. Raises WorkerLost."""
-        actor, lost = self._reached()
+        actor, lost = self.reached()
         made, receipt = actor.run_stage.remote(stage, request_id, list(payloads), self._settings.hop_timeout, share)
         return made, functools.partial(self._receipt, stage, request_id, receipt, lost)
 
@@ -211,7 +217,7 @@ class Member:
 
     async def adapt(self, order: AdapterOrder, content: Any, timeout: float) -> LoraReceipt | None:
         """Change the worker's adapters; an order that writes weights waits for the stage under way."""
-        actor, lost = self._reached()
+        actor, lost = self.reached()
         if isinstance(order, FuseAdapters):
             reference = actor.adapt_between_stages.remote(order)
         else:
@@ -229,7 +235,7 @@ class Member:
         receipt: LoraReceipt | None = reply_value(reply)
         return receipt
 
-    def _reached(self) -> tuple[Any, asyncio.Future[WorkerLost]]:
+    def reached(self) -> tuple[Any, asyncio.Future[WorkerLost]]:
         """The actor, and what tells of its loss. Raises WorkerLost when there is none now."""
         actor, lost = self._actor, self._lost
         if actor is None or lost is None or lost.done():

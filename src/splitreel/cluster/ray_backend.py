@@ -49,6 +49,7 @@ from splitreel.words import counted
 logger = get_logger(__name__)
 
 _CLOSE_TIMEOUT = 10.0
+_LONGEST_PAUSE = 60.0  # between two tries to restart a worker, unless the first pause is longer
 
 
 class RayBackend:
@@ -64,6 +65,7 @@ class RayBackend:
         self._gpus_before: dict[str, float] = {}
         self._revivals: set[asyncio.Task[None]] = set()
         self._started = False
+        self._lost_at_start: asyncio.Future[WorkerLost] | None = None
         self._closing = False
 
     @property
@@ -81,8 +83,23 @@ class RayBackend:
     # Life -------------------------------------------------------------------------------------------------------------
 
     async def start(self, listener: Listener, on_load: Callable[[LoadProgress], None]) -> None:
-        """Place, check and load every worker. Raises ClusterError or CheckpointError."""
+        """Place, check and load every worker. Raises ClusterError or CheckpointError, and WorkerLost at once for a worker that
+        is lost while others still load.
+        """
         self._listener, self._on_load = listener, on_load
+        lost = self._lost_at_start = asyncio.get_running_loop().create_future()
+        rising = asyncio.ensure_future(self._bring_up())
+        try:
+            await asyncio.wait([rising, lost], return_when=asyncio.FIRST_COMPLETED)
+            if lost.done():
+                raise lost.result()
+            rising.result()
+            self._started = True
+        finally:
+            rising.cancel()
+            await asyncio.gather(rising, return_exceptions=True)
+
+    async def _bring_up(self) -> None:
         cluster = self._config.cluster
         self._connection = await asyncio.to_thread(connect, cluster.address, nodes=cluster.nodes)
         nodes = self._connection.nodes()
@@ -98,7 +115,6 @@ class RayBackend:
             logger.warning("%s", line)
         await probe(members, self._config.engine.probe_timeout, direct=cluster.transport == NIXL)
         await _all([member.load() for member in members])
-        self._started = True
 
     async def close(self) -> None:
         """End the actors, wait until their GPUs are free again, leave the cluster."""
@@ -189,7 +205,11 @@ class RayBackend:
             self._listener.on_spans(event)
 
     def _on_lost(self, member: Member, error: WorkerLost) -> None:
-        if self._closing or not self._started or member.info is None or self._listener is None:
+        if self._closing or member.info is None or self._listener is None or self._lost_at_start is None:
+            return
+        if not self._started:
+            if not member.asked and not self._lost_at_start.done():
+                self._lost_at_start.set_result(error)
             return
         returning = member.restarts < self._config.engine.restarts
         self._listener.on_worker_down(member.info, error, returning=returning)
@@ -203,8 +223,10 @@ class RayBackend:
         assert self._listener is not None
         assert member.info is not None
         settings = self._config.engine
+        last: Exception | None = None
         while member.restarts < settings.restarts:
             pause = settings.restart_pause * 2**member.restarts
+            pause = min(pause, max(settings.restart_pause, _LONGEST_PAUSE))
             member.restarts += 1
             logger.info(
                 "%s: restart %d of %d in %g s",
@@ -221,20 +243,30 @@ class RayBackend:
                 compare(others, versions())
                 await member.load()
                 await self.before_serving(member.info)
-            except SplitreelError as problem:
-                logger.warning("%s: restart %d failed: %s", member.place, member.restarts, problem, extra=member.where)
+                member.reached()
+            except Exception as problem:  # whatever it is, such as a full object store: else nobody would ever be told
+                last = problem
+                logger.warning(
+                    "%s: restart %d failed: %s",
+                    member.place,
+                    member.restarts,
+                    problem,
+                    extra=member.where,
+                    exc_info=not isinstance(problem, SplitreelError),
+                )
                 member.end()
                 continue
             member.on_lost(self._on_lost)
             self._listener.on_worker_up(member.info)
             return
-        last = WorkerLost(
+        gone = WorkerLost(
             f"{member.place}: worker {member.name} was lost and not brought back in "
-            f"{counted(settings.restarts, 'try', 'tries')}. First: {error}",
+            f"{counted(settings.restarts, 'try', 'tries')}. First: {error}"
+            f"{f' Last: {type(last).__name__}: {last}' if last else ''}",
             role=member.spec.role,
             node=member.node.address if member.node else None,
         )
-        self._listener.on_worker_down(member.info, last, returning=False)
+        self._listener.on_worker_down(member.info, gone, returning=False)
 
     def _on_lost_in_revival(self, member: Member, error: WorkerLost) -> None:
         logger.warning("%s", error, extra=member.where)

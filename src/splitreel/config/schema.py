@@ -221,7 +221,9 @@ class EngineConfig(Section):
         default=30.0, gt=0, description="Silence, while a stage runs, after which its worker counts as lost."
     )
     restarts: int = Field(default=3, ge=0, le=100, description="Tries to restart a lost worker before giving it up.")
-    restart_pause: float = Field(default=1.0, ge=0, description="Before the first try; doubled for each further one.")
+    restart_pause: float = Field(
+        default=1.0, ge=0, description="Before the first try; doubled for each further one, up to 60."
+    )
 
 
 class TraceConfig(Section):

@@ -7,10 +7,8 @@ them, and a payload until the next stage's result is there, so that a lost worke
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 from splitreel.engine.backend import Backend, PayloadGone, StageReceipt, WorkerHealth, WorkerInfo
@@ -35,9 +33,21 @@ from splitreel.engine.events import (
     WorkerUp,
 )
 from splitreel.engine.helping import Helpers
-from splitreel.engine.job import Film, Job
+from splitreel.engine.job import Film, Held, Job, guarded
 from splitreel.engine.limits import Deadlines, Limits
-from splitreel.engine.outcomes import as_cancel, as_error, bare, driver_place, outcome_of, overdue, queue_full, stuck
+from splitreel.engine.outcomes import (
+    Losses,
+    as_cancel,
+    as_error,
+    bare,
+    conclude,
+    driver_place,
+    outcome_of,
+    overdue,
+    queue_full,
+    stuck,
+    without_input,
+)
 from splitreel.engine.scheduler import Scheduler
 from splitreel.errors import ClusterError, InvalidRequest, QueueFull, RequestCancelled, WorkerLost
 from splitreel.observe.logs import get_logger
@@ -48,17 +58,6 @@ from splitreel.observe.spans import SpanRecord, TraceContext
 from splitreel.request import Stage
 
 logger = get_logger(__name__)
-
-
-@dataclass
-class _Held:
-    """What the engine keeps for one request."""
-
-    job: Job
-    submitted: Any
-    trace: RequestTrace
-    payloads: dict[Stage, Any] = field(default_factory=dict)
-    timer: asyncio.TimerHandle | None = None
 
 
 class Engine:
@@ -79,21 +78,21 @@ class Engine:
         self.observer = Observer(driver_place(), sinks, metrics=metrics, enabled=record_spans)
         self._deadlines = deadlines
         self._scheduler = Scheduler(limits)
-        self._held: dict[str, _Held] = {}
+        self._held: dict[str, Held] = {}
         self._runs: set[asyncio.Task[None]] = set()
         self._stop_timers: dict[str, asyncio.TimerHandle] = {}
         self._helpers = Helpers(backend, self._spawn, self._help_ended)
         self._events: deque[Event] = deque()
         self._handling = False
         self._closed = False
-        self._lost: dict[str, WorkerLost] = {}
+        self._losses = Losses()
 
     # Life -------------------------------------------------------------------------------------------------------------
 
     async def start(self, on_load: Callable[[LoadProgress], None] = lambda progress: None) -> None:
         """Bring every worker up. Raises ClusterError or CheckpointError and leaves nothing running when it does."""
         try:
-            await asyncio.wait_for(self.backend.start(self, on_load), self._deadlines.start)
+            await asyncio.wait_for(self.backend.start(self, guarded(on_load, "load")), self._deadlines.start)
         except BaseException as error:
             await self.close()
             if isinstance(error, TimeoutError):
@@ -103,7 +102,8 @@ class Engine:
                 ) from None
             raise
         for worker in self.backend.workers:
-            self.on_worker_up(worker)
+            if worker.name not in self._losses:  # it may be lost again by now
+                self.on_worker_up(worker)
 
     async def close(self) -> None:
         """Cancel what is left, end the workers. Bounded; safe to call again."""
@@ -162,7 +162,7 @@ class Engine:
         # An error that nobody waits for is in the log; it must not be reported as never retrieved as well.
         job.future.add_done_callback(lambda future: future.cancelled() or future.exception())
         trace = RequestTrace(self.observer, request_id, context or TraceContext.new(above), above)
-        self._held[request_id] = _Held(job, submitted, trace)
+        self._held[request_id] = Held(job, submitted, trace)
         self._handle(Submitted(request_id, workflow, priority))
         if job.future.done() and isinstance(error := job.future.exception(), QueueFull):
             raise error
@@ -204,7 +204,7 @@ class Engine:
 
     def on_worker_up(self, worker: WorkerInfo) -> None:
         """A worker serves (again)."""
-        self._lost.pop(worker.name, None)
+        self._losses.back(worker)
         self.observer.metrics.worker_up(worker.name)
         self._handle(WorkerUp(worker.name, frozenset(worker.stages), frozenset(worker.workflows), worker.role))
 
@@ -213,7 +213,7 @@ class Engine:
         extra = {"role": worker.role, "node": worker.node}
         logger.warning("%s%s", error, " It is being restarted." if returning else "", extra=extra)
         self.observer.metrics.worker_down(worker.name)
-        self._lost[worker.name] = error
+        self._losses.add(worker, error)
         self._handle(WorkerDown(worker.name, returning))
 
     # The scheduler decides ----------------------------------------------------------------------------------------------
@@ -248,7 +248,8 @@ class Engine:
                 held = self._held[request]
                 self._spawn(self._deliver(held, held.payloads[Stage.DECODE]))
             case Fail(request, reason, stage):
-                self._settle(self._held[request].job, as_error(request, reason, stage, self._lost.values()))
+                job = self._held[request].job
+                self._settle(job, as_error(request, reason, stage, self._losses.latest(stage, job.workflow)))
             case Cancelled(request, stage, reason):
                 self._settle(
                     self._held[request].job, as_cancel(request, stage, reason, self._held[request].job.stopped_at)
@@ -291,11 +292,13 @@ class Engine:
             timer.cancel()
 
     async def _give_up(self, request: str, stage: Stage, worker: str) -> None:
-        info = next(item for item in self.backend.workers if item.name == worker)
-        error = stuck(info, request, stage, self._deadlines.stop)
+        error = stuck(self._info(worker), request, stage, self._deadlines.stop)
         await self.backend.replace_worker(worker, error)
 
-    async def _run(self, held: _Held, run: RunStage, source: Any, parts: tuple[Any, ...], began: float) -> None:
+    def _info(self, worker: str) -> WorkerInfo:
+        return next(item for item in self.backend.workers if item.name == worker)
+
+    async def _run(self, held: Held, run: RunStage, source: Any, parts: tuple[Any, ...], began: float) -> None:
         """One run of one stage, from the command to the event that ends it."""
         request, stage, worker, attempt = run.request, run.stage, run.worker, run.attempt
         timer = asyncio.get_running_loop().call_later(
@@ -310,9 +313,10 @@ class Engine:
             event = StageStopped(request, stage, worker, attempt)
         except WorkerLost as error:
             problem = error
-            # The backend says so itself, with what becomes of the worker; its word may come before or after.
-            self._lost.setdefault(worker, error)
-            return
+            # The backend has told, and the run was taken back; one that is still known is of a worker gone without a word.
+            if worker not in self._losses:
+                self._losses.add(self._info(worker), error)
+            event = StageStopped(request, stage, worker, attempt, lost=f"worker {worker}")
         except PayloadGone as error:
             problem = error
             logger.warning("%s did not get its input: %s", stage, error, extra={"request_id": request})
@@ -320,9 +324,7 @@ class Engine:
                 event = StageStopped(request, stage, worker, attempt, lost=f"its input ({error})")
             else:
                 self._handle(PayloadLost(request, stage.previous))
-                event = StageFailed(
-                    request, stage, worker, WorkerLost(f"the payload of {stage.previous} was lost"), attempt
-                )
+                event = StageFailed(request, stage, worker, without_input(request, stage, error), attempt)
         except asyncio.CancelledError as error:
             problem = error
             raise
@@ -342,7 +344,7 @@ class Engine:
             self._stop_help(request, stage)
         self._handle(event)
 
-    async def _deliver(self, held: _Held, handle: Any) -> None:
+    async def _deliver(self, held: Held, handle: Any) -> None:
         job = held.job
         spans = held.trace.delivery()
         try:
@@ -373,20 +375,7 @@ class Engine:
             held.trace.end(None if isinstance(outcome, Film) else outcome)
             job.spans = tuple(held.trace.records)
             self.observer.metrics.request_ended(outcome_of(outcome))
-        place = self.observer.place
-        extra = {"request_id": job.request_id, "role": place.role, "node": place.node}
-        if isinstance(outcome, Film):
-            job.future.set_result(replace(outcome, spans=job.spans))
-            logger.info("request %s: done in %.2f s", job.request_id, outcome.seconds, extra=extra)
-        else:
-            job.future.set_exception(outcome)
-            logger.log(
-                logging.INFO if isinstance(outcome, RequestCancelled | QueueFull) else logging.ERROR,
-                "request %s: %s",
-                job.request_id,
-                outcome,
-                extra=extra,
-            )
+        conclude(job, outcome, self.observer.place)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)

@@ -7,17 +7,31 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from splitreel.engine.backend import StageReceipt
 from splitreel.errors import RequestCancelled, RequestTimeout
+from splitreel.observe.observer import RequestTrace
 from splitreel.observe.progress import Progress
 from splitreel.observe.spans import SpanRecord
 from splitreel.request import Stage
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 State = Literal["queued", "running", "completed", "failed", "cancelled"]
+
+
+def guarded(listener: Callable[[T], None], of: str) -> Callable[[T], None]:
+    """A listener of the user's whose fault is logged: it must not harm a request, the engine's loop, or other listeners."""
+
+    def tell(event: T) -> None:
+        try:
+            listener(event)
+        except Exception:
+            logger.exception("%s: a progress listener failed", of)
+
+    return tell
 
 
 @dataclass(frozen=True)
@@ -118,8 +132,15 @@ class Job:
         self.last_progress = progress
         self._changed.set()
         for listener in list(self.listeners):
-            try:
-                listener(progress)
-            except Exception:
-                # A listener's fault must not harm the request, the engine's loop, or the other listeners.
-                logger.exception("request %s: a progress listener failed", self.request_id)
+            guarded(listener, f"request {self.request_id}")(progress)
+
+
+@dataclass
+class Held:
+    """What the engine keeps for one request."""
+
+    job: Job
+    submitted: Any
+    trace: RequestTrace
+    payloads: dict[Stage, Any] = field(default_factory=dict)
+    timer: asyncio.TimerHandle | None = None

@@ -1,21 +1,58 @@
-"""How a request ends, in words: the errors that its owner gets for what the scheduler decided."""
+"""How a request ends: the errors that its owner gets for what the scheduler decided, and who is told."""
 
 from __future__ import annotations
 
+import logging
 import socket
-from collections.abc import Collection
+from dataclasses import replace
 
-from splitreel.engine.backend import WorkerInfo
+from splitreel.engine.backend import PayloadGone, WorkerInfo
 from splitreel.engine.events import Unserved
-from splitreel.engine.job import Film
-from splitreel.errors import QueueFull, RequestCancelled, RequestTimeout, SplitreelError, StageError, WorkerLost
+from splitreel.engine.job import Film, Job
+from splitreel.errors import (
+    ClusterError,
+    QueueFull,
+    RequestCancelled,
+    RequestTimeout,
+    SplitreelError,
+    StageError,
+    WorkerLost,
+)
+from splitreel.observe.logs import get_logger
 from splitreel.observe.spans import Place
 from splitreel.request import Stage
 
+logger = get_logger(__name__)
 
-def as_error(request: str, reason: object, stage: Stage, lost: Collection[WorkerLost]) -> Exception:
-    """The error for a `Fail`. `lost`: the workers that are away, the latest last."""
-    latest = list(lost)[-1] if lost else None
+
+class Losses:
+    """The workers that are away, and why."""
+
+    def __init__(self) -> None:
+        self._lost: dict[str, tuple[WorkerInfo, WorkerLost]] = {}
+
+    def __contains__(self, worker: str) -> bool:
+        return worker in self._lost
+
+    def add(self, worker: WorkerInfo, error: WorkerLost) -> None:
+        """It is away, or for another reason than before."""
+        self.back(worker)  # a key that is set again would keep its place
+        self._lost[worker.name] = worker, error
+
+    def back(self, worker: WorkerInfo) -> None:
+        """It serves again."""
+        self._lost.pop(worker.name, None)
+
+    def latest(self, stage: Stage, workflow: str) -> WorkerLost | None:
+        """Of the workers that would serve the stage, why the one is away that was lost last."""
+        errors = [
+            error for worker, error in self._lost.values() if stage in worker.stages and workflow in worker.workflows
+        ]
+        return errors[-1] if errors else None
+
+
+def as_error(request: str, reason: object, stage: Stage, latest: WorkerLost | None) -> Exception:
+    """The error for a `Fail`. `latest`: of `Losses`, for the stage."""
     if isinstance(reason, SplitreelError):
         return reason
     if isinstance(reason, Unserved) and latest is not None:
@@ -35,6 +72,16 @@ def as_cancel(request: str, stage: Stage | None, reason: object, stopped: Except
         return stopped
     where = "before it started" if stage is None else f"before or during {stage}"
     return RequestCancelled(f"request {request}: cancelled {where}.", request_id=request, stage=stage)
+
+
+def without_input(request: str, stage: Stage, error: PayloadGone) -> ClusterError:
+    """Why a stage did not run, when its input cannot be made again."""
+    return ClusterError(
+        f"request {request}: {stage} did not get the payload of {stage.previous}: {error} See that link and the node that "
+        "made the payload, or raise engine.retries.",
+        request_id=request,
+        stage=stage,
+    )
 
 
 def overdue(request: str, limited: Stage | None, running: Stage | None, seconds: float) -> RequestTimeout:
@@ -67,6 +114,18 @@ def queue_full(waiting: int, limit: int) -> QueueFull:
         queued=waiting,
         limit=limit,
     )
+
+
+def conclude(job: Job, outcome: Film | Exception, place: Place) -> None:
+    """Tell the job's owner and the log how it ended."""
+    extra = {"request_id": job.request_id, "role": place.role, "node": place.node}
+    if isinstance(outcome, Film):
+        job.future.set_result(replace(outcome, spans=job.spans))
+        logger.info("request %s: done in %.2f s", job.request_id, outcome.seconds, extra=extra)
+        return
+    job.future.set_exception(outcome)
+    level = logging.INFO if isinstance(outcome, RequestCancelled | QueueFull) else logging.ERROR
+    logger.log(level, "request %s: %s", job.request_id, outcome, extra=extra)
 
 
 def outcome_of(outcome: Film | Exception) -> str:
