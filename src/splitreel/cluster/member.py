@@ -55,9 +55,7 @@ class Member:
         self.node: Node | None = None
         self.restarts = 0
         self.silent = False
-        self.asked = (
-            False  # a part of its start is under way, which fails by itself, with the cause, when the worker ends
-        )
+        self.asked = False  # it starts or loads: should it end, that fails by itself, with the cause
         self._model = model
         self._env = worker_environment(env)
         self._settings = settings
