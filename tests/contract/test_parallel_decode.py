@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 
 from splitreel import GenerateRequest, GenerateResult, Session
+from splitreel.cluster.host import WorkerHost
 from splitreel.config import parse_config
 from splitreel.errors import RequestCancelled
 from splitreel.h3.decoding import DecodeProgram
 from splitreel.observe.spans import SpanRecord
 from splitreel.request import Stage
+from splitreel.roles.control import StageControl
 
 ROLE = {"device": "cpu", "dtype": "float32", "threads": 1}
 WORKERS = 3
@@ -98,6 +100,21 @@ def test_a_helper_that_fails_costs_nothing_but_time(
     assert "a part of decode did not come and is made here" in caplog.text
     monkeypatch.undo()
     assert len(helpers(film(together, "mp4")[1])) == WORKERS - 1
+
+
+def test_a_part_that_ray_cannot_bring_is_made_here() -> None:
+    """Such as one for which the helper's node had no room: Ray raises its own error with the store's as its cause."""
+
+    def arrive(error: Exception) -> Any:
+        def raises(control: StageControl) -> Any:
+            raise error
+
+        return raises
+
+    control = StageControl("r", Stage.DECODE)
+    assert WorkerHost._take_part(arrive(OSError("no room")), control) is None
+    with pytest.raises(RequestCancelled):
+        WorkerHost._take_part(arrive(RequestCancelled("cancelled")), control)
 
 
 def test_cancel_stops_the_helpers_too(together: Session, monkeypatch: pytest.MonkeyPatch) -> None:

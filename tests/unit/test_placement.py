@@ -27,6 +27,19 @@ def test_workers_without_a_wish_are_spread() -> None:
     assert placed == {"encoder_decoder": CPU, "dit": CPU}
 
 
+def test_workers_of_one_label_are_spread_over_its_nodes() -> None:
+    one, other = (
+        Node(digit * 56, f"10.0.0.{digit}", f"spark-{digit}", gpus=1, free_gpus=1, labels={"kind": "spark"})
+        for digit in ("2", "1")
+    )
+    labelled = [wish("dit.0", "kind=spark"), wish("dit.1", "kind=spark")]
+    assert place(labelled, [one, other]) == {"dit.0": other, "dit.1": one}
+    with pytest.raises(PlacementError, match=r"found 0 of 1 free"):
+        place([*labelled, wish("dit.2", "kind=spark")], [one, other])
+    no_gpu = [wish("dit.0", "kind=spark", gpus=0), wish("dit.1", "kind=spark", gpus=0)]
+    assert place(no_gpu, [one, other]) == {"dit.0": other, "dit.1": one}
+
+
 def test_a_wish_goes_before_no_wish() -> None:
     assert place([wish("encoder_decoder"), wish("dit", "spark-a")], [A, B]) == {"dit": A, "encoder_decoder": B}
 

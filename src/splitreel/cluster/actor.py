@@ -73,9 +73,9 @@ class WorkerActor:
     def run_stage(
         self, stage: Stage, request_id: str, nested: list[Any], hop_timeout: float, share: Share | None = None
     ) -> tuple[Any, Reply]:
-        """Run a stage from the payload behind the first reference in `nested`; the others are parts, None those missing."""
+        """Run a stage from the first in `nested`, a payload or a reference to one; the others are parts, None those missing."""
 
-        def arrival(reference: Any, hop: str, transport: str) -> Arrive:
+        def arrival(reference: Any, hop: str, transport: str, *, part: bool = False) -> Arrive:
             return lambda control: arrive(
                 reference,
                 hop=hop,
@@ -83,11 +83,15 @@ class WorkerActor:
                 spans=control.spans,
                 check=control.check,
                 transport=transport,
+                # As long as it would take to make it here: this worker's own share took what it has worked so far.
+                making=max(hop_timeout, control.seconds) if part else None,
             )
 
         payload = arrival(nested[0], hop_into(stage), self._transport if stage.previous is not None else OBJECT_STORE)
         # Like films, parts go through the object store whatever the transport is.
-        parts = [None if part is None else arrival(part, hop_between(stage), OBJECT_STORE) for part in nested[1:]]
+        parts = [
+            None if part is None else arrival(part, hop_between(stage), OBJECT_STORE, part=True) for part in nested[1:]
+        ]
         return self._host.run_stage(stage, request_id, payload, share, parts)  # unnamed here too, see there
 
     def adapt_between_stages(self, order: AdapterOrder) -> Reply:
@@ -149,11 +153,6 @@ class WorkerActor:
         own = [row["Resources"] for row in rows if row["NodeID"] == self._host.node.node_id]
         store = round(own[0].get("object_store_memory", 0)) if own else 0
         return Room(self._host.made_bytes, store, folder, usage.free, usage.used / (usage.used + usage.free))
-
-    @ray.method(concurrency_group="control")
-    def shut(self) -> None:
-        """Let the components go."""
-        self._host.close()
 
 
 @functools.cache

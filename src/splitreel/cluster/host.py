@@ -219,9 +219,9 @@ class WorkerHost:
                 packed = materialize()
                 attributes["payload"] = account(packed).to_dict()
             return unpack(packed)
-        except (PayloadGone, SplitreelError) as error:
-            if isinstance(error, RequestCancelled):
-                raise
+        except RequestCancelled:
+            raise
+        except Exception as error:  # whatever its worker or the store says: the part can be made here
             logger.warning("a part of %s did not come and is made here: %s", control.stage, error)
             return None
 

@@ -56,6 +56,7 @@ class Member:
         self.restarts = 0
         self.silent = False
         self.asked = False  # it starts or loads: should it end, that fails by itself, with the cause
+        self.restarting = False  # until it serves again
         self._model = model
         self._env = worker_environment(env)
         self._settings = settings
@@ -318,7 +319,7 @@ class Member:
             role=self.spec.role,
             node=self.node.address if self.node else "",
             node_id=self.node.node_id if self.node else "",
-            state="lost" if self._actor is None else "silent",
+            state="restarting" if self.restarting else "lost" if self._actor is None else "silent",
         )
         if self._actor is None:
             return unknown
@@ -326,7 +327,7 @@ class Member:
             report: WorkerHealth = await asyncio.wait_for(as_future(self._actor.health.remote()), _HEALTH_TIMEOUT)
         except (TimeoutError, RayError):
             return unknown
-        return replace(report, node=unknown.node)
+        return replace(report, node=unknown.node, state="restarting" if self.restarting else report.state)
 
 
 def _seen(answer: asyncio.Future[Any]) -> None:

@@ -62,7 +62,7 @@ def place(wishes: Sequence[Wish], nodes: Sequence[Node]) -> dict[str, Node]:
     count = dict.fromkeys(free, 0)
     placed: dict[str, Node] = {}
     for wish in sorted(wishes, key=lambda wish: wish.node is None):
-        node = _named(wish, nodes) if wish.node is not None else _any(wish, nodes, free, count)
+        node = _named(wish, nodes, free, count) if wish.node is not None else _any(wish, nodes, free, count)
         if free[node.node_id] < wish.gpus:
             held = f", held by {', '.join(node.holders)}" if node.holders else ""
             ours = f", {count[node.node_id]} of them for other roles of this config" if count[node.node_id] else ""
@@ -89,7 +89,7 @@ def find(name: str, nodes: Sequence[Node]) -> list[Node]:
     return [node for node in nodes if len(name) >= 8 and node.node_id.startswith(name)]
 
 
-def _named(wish: Wish, nodes: Sequence[Node]) -> Node:
+def _named(wish: Wish, nodes: Sequence[Node], free: dict[str, float], count: dict[str, int]) -> Node:
     assert wish.node is not None
     if wish.node in ("0.0.0.0", "::"):
         raise PlacementError(f"{wish.where}: expected the address of one node, found {wish.node!r}.{_live(nodes)}")
@@ -97,7 +97,10 @@ def _named(wish: Wish, nodes: Sequence[Node]) -> Node:
     if len(fitting) == 1:
         return fitting[0]
     if fitting and wish.node not in {node.hostname for node in fitting} and "=" in wish.node:
-        return fitting[0]
+        # A label: those that have the GPUs, then those with the fewest workers of ours; the address makes it the same each time.
+        return min(
+            fitting, key=lambda node: (free[node.node_id] < wish.gpus, count[node.node_id], node.address, node.node_id)
+        )
     found = f"{len(fitting)} nodes of that name" if fitting else "no live Ray node of that name"
     hint = "Use the node id." if fitting else f"Start Ray there or change {wish.where}."
     raise PlacementError(f"{wish.where}: expected {wish.node!r}, found {found}.{_live(nodes)} {hint}", node=wish.node)

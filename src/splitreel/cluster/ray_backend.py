@@ -211,7 +211,7 @@ class RayBackend:
             if not member.asked and not self._lost_at_start.done():
                 self._lost_at_start.set_result(error)
             return
-        returning = member.restarts < self._config.engine.restarts
+        returning = member.restarting = member.restarts < self._config.engine.restarts
         self._listener.on_worker_down(member.info, error, returning=returning)
         if returning:
             task = asyncio.ensure_future(self._revive(member, error))
@@ -257,6 +257,7 @@ class RayBackend:
                 member.end()
                 continue
             member.on_lost(self._on_lost)
+            member.restarting = False  # nothing may come between this and what `before_serving` did
             self._listener.on_worker_up(member.info)
             return
         gone = WorkerLost(
@@ -266,6 +267,7 @@ class RayBackend:
             role=member.spec.role,
             node=member.node.address if member.node else None,
         )
+        member.restarting = False
         self._listener.on_worker_down(member.info, gone, returning=False)
 
     def _on_lost_in_revival(self, member: Member, error: WorkerLost) -> None:

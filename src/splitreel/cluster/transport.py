@@ -1,8 +1,8 @@
 """How a payload gets into a worker: one implementation, timed whether anyone looks or not.
 
-The reference travels nested in a list, so that Ray does not resolve it before the method runs: a positional reference
+A reference travels nested in a list, so that Ray does not resolve it before the method runs: a positional reference
 that never arrives (a cut link) would block the worker's queue without end and without a name, and could not be
-cancelled. Here every part has a deadline.
+cancelled. Here every part has a deadline. A small payload from the driver travels in its place.
 """
 
 from __future__ import annotations
@@ -50,18 +50,21 @@ def arrive(
     spans: SpanRecorder,
     check: Callable[[], None],
     transport: str = OBJECT_STORE,
+    making: float | None = None,
 ) -> Callable[[], Packed]:
     """Wait until the payload is in this node's store, or with nixl in this process; what it returns deserialises it.
 
-    Two spans: `hop.wait` until the producer has it, `hop.fetch` until it is here, which also says the `transport`. Raises
+    Spans: `hop.wait` until the producer has it, `hop.fetch` until it is here, which also says the `transport`. Raises
     PayloadGone, as does what it returns, when the payload is lost or does not arrive in `timeout` seconds; `check` may
-    raise to stop waiting. What came with the order is here already.
+    raise to stop waiting. What came with the order is here already, without a span `hop.wait`.
+
+    `making`: how long the producer, which was only just ordered, may take; `timeout` counts from then.
     """
     if isinstance(reference, Packed):
         with spans.span("hop.fetch", hop=hop) as attributes:
             attributes["transport"] = INLINE
         return lambda: reference
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + (timeout if making is None else making)
 
     def taken() -> Any:
         try:
@@ -83,12 +86,17 @@ def arrive(
         with spans.span(name, hop=hop) as attributes:
             while not here and not ray.wait([reference], timeout=_GLANCE, fetch_local=local)[0]:
                 check()
+                if time.monotonic() > deadline and making is not None and not local:
+                    raise PayloadGone(
+                        f"{name}: expected it to be made within {making:g} s, found its worker still at it."
+                    )
                 if time.monotonic() > deadline:
                     raise PayloadGone(
                         f"{name}: expected the payload within {timeout:g} s, found nothing. The link between the nodes is "
                         "cut, the sending node is gone, or the object store and the disk of this one are full."
                     )
             if not local:
+                deadline = deadline if making is None else time.monotonic() + timeout
                 continue
             attributes["transport"] = transport
             if transport == NIXL:

@@ -295,8 +295,8 @@ class Adapters:
         return target_of(content.source, content.names(served), asked, served)
 
     async def _workers(self, target: str | None) -> list[str]:
-        """Those that hold the target (or any), lost ones left out: they get everything before they serve again."""
-        lost = {report.worker for report in await self._backend.health() if report.state == "lost"}
+        """Those that hold the target (or any), without those lost or restarting: they get everything before they serve again."""
+        lost = {report.worker for report in await self._backend.health() if report.state in ("lost", "restarting")}
         held = [(worker.name, self._components(worker)) for worker in self._backend.workers if worker.name not in lost]
         names = [name for name, components in held if (target in components if target else components)]
         if not names:

@@ -32,7 +32,8 @@ class WorkerInfo:
 
 @dataclass(frozen=True)
 class WorkerHealth:
-    """What a worker says of itself. `state`: `loading`, `ready`, `lost`. `components`: resident bytes of each.
+    """What a worker says of itself. `state`: `loading`, `ready`, `silent`, `lost`, or `restarting` until it
+    serves again. `components`: resident bytes of each.
 
     `attention`: the backend in force in each part, such as `{"transformer": "flash_3", "transformer.refiner": "native"}`.
     `transport`: how payloads leave it for other workers: `object_store`, `nixl`, or `memory` within one process.

@@ -212,7 +212,7 @@ class Engine:
         """A worker no longer serves."""
         extra = {"role": worker.role, "node": worker.node}
         logger.warning("%s%s", error, " It is being restarted." if returning else "", extra=extra)
-        self.observer.metrics.worker_down(worker.name)
+        self.observer.worker_down(worker.name, error)
         self._losses.add(worker, error)
         self._handle(WorkerDown(worker.name, returning))
 
@@ -279,8 +279,8 @@ class Engine:
             self._deadlines.stop, lambda: self._spawn(self._give_up(request, stage, worker))
         )
 
-    def _stop_help(self, request: str, stage: Stage) -> None:
-        for helper, key in self._helpers.leave(request):
+    def _stop_help(self, request: str, stage: Stage, attempt: int | None = None) -> None:
+        for helper, key in self._helpers.leave(request, attempt):
             self._stop_run(key, stage, helper)
 
     def _help_ended(self, event: HelpEnded) -> None:
@@ -341,7 +341,7 @@ class Engine:
             held.trace.stage_ended(stage, worker, began, problem)
             problem = None  # with its traceback it would keep this frame, and the payload in it, until a collection
             self._no_longer_stopping(worker)
-            self._stop_help(request, stage)
+            self._stop_help(request, stage, attempt)
         self._handle(event)
 
     async def _deliver(self, held: Held, handle: Any) -> None:

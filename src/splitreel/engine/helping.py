@@ -31,7 +31,8 @@ class Helpers:
         self._backend = backend
         self._spawn = spawn
         self._ended = ended
-        self._keys: dict[str, tuple[str, str]] = {}  # by worker: the request, and what its part is called
+        # By worker: the request and the attempt, None once it was left, and what its part is called.
+        self._keys: dict[str, tuple[tuple[str, int] | None, str]] = {}
 
     def start(self, run: RunStage, payload: Any, trace: RequestTrace) -> tuple[Any, ...]:
         """Order the parts of a run. A handle of each to come, None where a helper is not there after all."""
@@ -46,7 +47,7 @@ class Helpers:
         except WorkerLost:
             self._ended(over)
             return None
-        self._keys[worker] = (run.request, share.key)
+        self._keys[worker] = ((run.request, run.attempt), share.key)
         self._spawn(self._wait(over, ends, trace))
         return part
 
@@ -62,9 +63,9 @@ class Helpers:
         self._keys.pop(over.worker, None)
         self._ended(over)
 
-    def leave(self, request: str) -> Iterator[tuple[str, str]]:
-        """Worker and key of each part that this request does not need any more; each once."""
+    def leave(self, request: str, attempt: int | None = None) -> Iterator[tuple[str, str]]:
+        """Worker and key of each part that this request does not need any more, in one attempt or in all; each once."""
         for worker, (helped, key) in list(self._keys.items()):
-            if helped == request:
-                self._keys[worker] = ("", key)
+            if helped is not None and helped[0] == request and attempt in (None, helped[1]):
+                self._keys[worker] = (None, key)
                 yield worker, key

@@ -35,6 +35,7 @@ class Observer:
         self.enabled = enabled
         self.metrics = metrics or Metrics()
         self._sinks = [self.metrics, *sinks]
+        self.calling: set[RequestTrace] = set()  # those with a call under way
 
     def spans(self, spans: Sequence[SpanRecord]) -> None:
         """Finished spans."""
@@ -48,6 +49,12 @@ class Observer:
     def add(self, sink: Sink) -> None:
         """One more sink, from now on."""
         self._sinks.append(sink)
+
+    def worker_down(self, worker: str, error: BaseException) -> None:
+        """It no longer serves: the call that it had ends here, before the one that takes its place begins."""
+        self.metrics.worker_down(worker)
+        for trace in list(self.calling):
+            trace.worker_down(worker, error)
 
     def close(self) -> None:
         """Close the sinks; safe to call again."""
@@ -75,6 +82,7 @@ class RequestTrace:
         self._above = above
         self._began = self._waiting_since = time.monotonic()
         self._waits = True  # for a stage to be ordered
+        self._call: tuple[str, str, float] | None = None  # under way: stage, worker, when it began
 
     def stage_begins(self, stage: str, worker: str) -> float:
         """The stage is ordered now; when that was."""
@@ -82,14 +90,25 @@ class RequestTrace:
         self._observer.metrics.call_began(worker, self._request_id)
         self._cover("queue", stage, self._waiting_since, now)
         self._waits = False
+        self._call = (stage, worker, now)
+        self._observer.calling.add(self)
         return now
 
     def stage_ended(self, stage: str, worker: str, began: float, error: BaseException | None) -> None:
-        """The answer, or the news that none will come, is here."""
+        """The answer, or the news that none will come, is here; of a call that has ended it is no news."""
+        if self._call != (stage, worker, began):
+            return
+        self._call = None
+        self._observer.calling.discard(self)
         self._waiting_since = time.monotonic()
         self._waits = error is None
         self._observer.metrics.call_ended(worker, self._request_id)
         self._cover("call", stage, began, self._waiting_since, error, to=worker)
+
+    def worker_down(self, worker: str, error: BaseException) -> None:
+        """If the call under way was to this worker, it has ended."""
+        if self._call is not None and self._call[1] == worker:
+            self.stage_ended(*self._call, error)
 
     def delivery(self) -> SpanRecorder:
         """For the film's hop to the driver; `add` what it recorded."""

@@ -19,7 +19,7 @@ class HopTiming:
 
     `wait`: until the producer has it. `fetch`: into the receiver's store. `materialize`: deserialised, checked and on the
     device. In one process (`cluster.address: local`) nothing is waited for or fetched.
-    `transport`: `object_store`, `nixl`, or `memory` within one process.
+    `transport`: `object_store`, `nixl`, `inline` (with the order itself), or `memory` within one process.
     """
 
     name: str

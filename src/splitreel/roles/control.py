@@ -44,6 +44,11 @@ class StageControl:
         self._last = Progress(request_id, stage, "", 0, 0, 0.0)
         self._part: int | None = None
 
+    @property
+    def seconds(self) -> float:
+        """Since it began."""
+        return time.monotonic() - self._began
+
     def stop(self) -> None:
         """Ask the stage to end at its next step."""
         self._stopping.set()
@@ -64,7 +69,7 @@ class StageControl:
 
     def step(self, unit: str, done: int, total: int) -> None:
         """Report that `done` of `total` are behind, then stop here if asked to."""
-        self._last = Progress(self.request_id, self.stage, unit, done, total, time.monotonic() - self._began)
+        self._last = Progress(self.request_id, self.stage, unit, done, total, self.seconds)
         if self._report is not None:
             self._report(self._last)
         self.check()
