@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
 from ray._private.internal_api import node_stats
 
@@ -61,6 +62,16 @@ async def opened(folder: Path, address: str, *args: Any, **options: Any) -> Asyn
         yield engine
     finally:
         await asyncio.wait_for(engine.close(), 30)
+
+
+def raylets(address: str) -> list[psutil.Process]:
+    """The raylet of the node at an address, a descendant of this process; with it stopped, its store does not answer."""
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        line = child.cmdline()
+        if line and line[0].endswith("raylet/raylet") and any(f"--node_ip_address={address}" == word for word in line):
+            found.append(child)
+    return found
 
 
 def stored() -> int:

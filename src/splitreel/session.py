@@ -1,7 +1,7 @@
 """Session: a config becomes a backend and an engine. What users hold.
 
 The engine lives on a loop of its own thread; every method here may be called from any thread, `session.aio` from any
-other loop. This is the only importer of `h3`.
+other loop. With `session_job` the only importer of `h3`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Literal, TypeVar, overload
 
@@ -20,28 +21,28 @@ from splitreel.config import Config, load_config
 from splitreel.engine.adapters import Adapters, Chosen
 from splitreel.engine.backend import WorkerHealth
 from splitreel.engine.engine import Engine
-from splitreel.engine.job import Film, Job, JobStatus
-from splitreel.errors import ClusterError, ConfigError, InvalidRequest, QueueFull, RequestTimeout
-from splitreel.h3.films import film_contents
+from splitreel.errors import ClusterError, ConfigError, InvalidRequest, RequestTimeout
 from splitreel.h3.geometry import Geometry, read_geometry
 from splitreel.h3.media import prepare
 from splitreel.h3.model import MiniMaxH3
-from splitreel.h3.payloads import denoise_counts
 from splitreel.h3.rules import check_references, check_workflow
 from splitreel.h3.tiny import make_tiny
+from splitreel.observe.logs import get_logger
 from splitreel.observe.progress import LoadProgress, Progress
 from splitreel.observe.sinks import open_sinks
-from splitreel.observe.spans import SpanRecord, SpanRecorder, TraceContext
-from splitreel.observe.timings import timings_of
+from splitreel.observe.spans import TraceContext
 from splitreel.request import Effective, GenerateRequest, GenerateResult
 from splitreel.roles.adapters.outlines import outlines_of
 from splitreel.roles.checkpoint import open_checkpoint
 from splitreel.roles.definition import ModelDefinition
-from splitreel.session_aio import AsyncSession
+from splitreel.session_aio import AsyncSession, closed_session
+from splitreel.session_job import JobHandle, Prepared
 from splitreel.session_lora import SessionLora
-from splitreel.wire import Packed, Payload, pack, unpack
+from splitreel.session_stream import Window
+from splitreel.wire import Payload, pack
 
 T = TypeVar("T")
+logger = get_logger(__name__)
 OnProgress = Callable[[Progress], None]
 OnLoad = Callable[[LoadProgress], None]
 
@@ -74,6 +75,8 @@ class Session:
         self._thread = threading.Thread(target=self._loop.run_forever, name="splitreel-engine", daemon=True)
         self._thread.start()
         self._closed = False
+        self._ended = False
+        self._door = threading.RLock()  # a signal's handler may come in while its thread is in here
         settings = config.engine
         self._engine = Engine(
             make_backend(model, config, adapters),
@@ -147,41 +150,27 @@ class Session:
         Leaving the loop cancels what is left. A failed request raises when its turn comes, or with `return_errors` is
         yielded as its exception, and the others go on.
         """
-        source = iter(requests)
-        window: list[JobHandle | Exception] = []
-        held_back: GenerateRequest | None = None
+        window = Window(requests, 2 * self.config.max_in_flight)
         try:
             while True:
-                while (
-                    len(window) < 2 * self.config.max_in_flight
-                    and (request := held_back or next(source, None)) is not None
-                ):
-                    held_back = None
+                while (request := window.wanted()) is not None:
                     try:
-                        window.append(self.submit(request, on_progress=on_progress))
+                        window.admitted(self.submit(request, on_progress=on_progress))
                     except Exception as error:
-                        if isinstance(error, QueueFull) and window:
-                            held_back = request  # its turn comes when one of ours has ended
-                            break
-                        window.append(error)  # raised or yielded when its turn comes
-                if not window:
-                    return
-                job = window[0]
+                        window.refused(request, error)
                 try:
-                    if isinstance(job, Exception):
-                        raise job
+                    job = window.first()
+                    if job is None:
+                        return
                     result: GenerateResult | Exception = job.result()
                 except Exception as error:
                     if not return_errors:
                         raise
                     result = error
-                # Only now: an interrupt while waiting cancels this one as well.
-                window.pop(0)
+                window.passed()
                 yield result
         finally:
-            for left in window:
-                if isinstance(left, JobHandle):
-                    left.cancel()
+            window.cancel()
 
     def health(self) -> list[WorkerHealth]:
         """What every worker holds and does; bounded, also while stages run."""
@@ -193,13 +182,17 @@ class Session:
 
     def close(self) -> None:
         """Cancel what is left and end the workers. Bounded; safe to call again."""
-        if self._closed:
-            return
-        self._closed = True
+        self._refuse_waiting_for_itself()
+        with self._door:
+            if self._closed:
+                return
+            self._closed = True
         try:
             asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(timeout=60)
         finally:
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            with self._door:
+                self._ended = True
+                asyncio.run_coroutine_threadsafe(self._stop(), self._loop)
             self._thread.join(timeout=10)
             if not self._loop.is_running():
                 self._loop.close()
@@ -213,7 +206,15 @@ class Session:
         self.close()
 
     async def _open(self, on_load: OnLoad | None) -> None:
-        self._opening = asyncio.ensure_future(self._engine.start(on_load or (lambda progress: None)))
+        def told(progress: LoadProgress) -> None:
+            try:
+                if on_load is not None:
+                    on_load(progress)
+            except Exception:
+                # A listener's fault must not end the watch over a worker; it is called again when one is restarted.
+                logger.exception("session: on_load failed")
+
+        self._opening = asyncio.ensure_future(self._engine.start(told))
         await self._opening
         self.geometry = Geometry.from_dict(dict(self._engine.backend.geometry))
         for name, adapter in self.config.lora.items():
@@ -222,11 +223,22 @@ class Session:
     async def _end(self) -> None:
         if self._opening is not None and not self._opening.done():
             # An interrupt while roles load: what was started so far is ended by the start itself.
-            self._opening.cancel()
+            if not self._opening.cancelling():  # a second time it would end the start's own ending
+                self._opening.cancel()
             await asyncio.wait({self._opening}, timeout=30)
         await self._engine.close()
 
-    def _prepare(self, request: GenerateRequest) -> _Prepared:
+    async def _stop(self) -> None:
+        """The last on the loop: what was handed over before it ends now, such as the wait for an adapter's download."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(5):
+                while left := asyncio.all_tasks() - {asyncio.current_task()}:
+                    for task in left:
+                        task.cancel()
+                    await asyncio.wait(left)
+        self._loop.stop()
+
+    def _prepare(self, request: GenerateRequest) -> Prepared:
         """In the caller's thread: an OpenTelemetry span that is open there is above the request's own."""
         asked: object = request
         if not isinstance(asked, GenerateRequest):
@@ -239,7 +251,7 @@ class Session:
         above = TraceContext.current()
         context = TraceContext.new(above)
         carrying = replace(payload, header=replace(payload.header, trace=context.carrier()))
-        return _Prepared(effective, pack(carrying), chosen, context, above)
+        return Prepared(effective, pack(carrying), chosen, context, above)
 
     def _prepared(self, request: GenerateRequest) -> tuple[Effective, Payload, Chosen]:
         model = self.config.model
@@ -248,7 +260,7 @@ class Session:
         header = replace(payload.header, values={**payload.header.values, "lora": chosen.applied})
         return replace(effective, lora=chosen.uses), replace(payload, header=header), chosen
 
-    async def _admit(self, request: GenerateRequest, prepared: _Prepared, on_progress: OnProgress | None) -> JobHandle:
+    async def _admit(self, request: GenerateRequest, prepared: Prepared, on_progress: OnProgress | None) -> JobHandle:
         self._adapters.still_loaded(prepared.chosen)
         job = self._engine.submit(
             request.request_id,
@@ -265,90 +277,36 @@ class Session:
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         """Run on the engine's loop and wait for it; an interrupt leaves the work to `close`."""
-        if self._loop.is_closed():
-            work.close()
-            raise ClusterError("session: expected an open one, found it closed. Open a new session.")
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
-
-@dataclass(frozen=True)
-class _Prepared:
-    """A checked request: what it will make, its payload, its adapters, the ids of its span, and the caller's span."""
-
-    effective: Effective
-    submitted: Packed
-    chosen: Chosen
-    context: TraceContext
-    above: TraceContext | None
-
-
-class JobHandle:
-    """A submitted request. Every method may be called from any thread."""
-
-    def __init__(self, session: Session, job: Job, prepared: _Prepared) -> None:
-        self._session = session
-        self._job = job
-        self._context = prepared.context
-        self.effective = prepared.effective
-
-    @property
-    def request_id(self) -> str:
-        """The request's id."""
-        return self._job.request_id
-
-    def status(self) -> JobStatus:
-        """Queued (with its position), running (with stage and step), completed, failed or cancelled."""
-        if self._job.future.done():
-            return self._job.status()  # nothing changes any more, also after the session was closed
-
-        async def ask() -> JobStatus:
-            return self._job.status()
-
-        return self._session._wait(ask())
-
-    def result(self, timeout: float | None = None) -> GenerateResult:
-        """Wait for the film. Raises the request's error; RequestTimeout when only this wait is over."""
-        if self._job.future.done():
-            return self._made(self._job.future.result())  # also after the session was closed
-        return self._session._wait(self._result(timeout))
-
-    @property
-    def spans(self) -> tuple[SpanRecord, ...]:
-        """What was recorded of the request, however it ended; empty before that."""
-        return self._job.spans
-
-    def cancel(self) -> None:
-        """Cancel: at once while queued, at the next step while running. Ended jobs are left as they are."""
-        if not self._session._loop.is_closed():
-            self._session._loop.call_soon_threadsafe(self._job.cancel)
-
-    def progress(self) -> Iterator[Progress]:
-        """Each step as it happens, until the job has ended."""
-        steps = self._job.progress()
-
-        async def following() -> Progress | None:
-            return await anext(steps, None)
-
-        while not self._job.future.done() and (step := self._session._wait(following())) is not None:
-            yield step
-
-    async def _result(self, timeout: float | None = None) -> GenerateResult:
-        return self._made(await self._job.result(timeout))
-
-    def _made(self, film: Film) -> GenerateResult:
-        return replace(film_result(self._job.request_id, self.effective, film), recorder=self._recorder)
-
-    @contextmanager
-    def _recorder(self) -> Iterator[SpanRecorder]:
-        """For what happens to the film after the request has ended."""
-        observer = self._session._engine.observer
-        spans = SpanRecorder(
-            observer.place, request_id=self.request_id, stage="save", context=self._context, enabled=observer.enabled
-        )
         try:
-            yield spans
-        finally:
-            observer.spans(spans.finish())
+            self._refuse_waiting_for_itself()
+        except ClusterError:
+            work.close()
+            raise
+        try:
+            return self._hand(work).result()
+        except CancelledError:
+            raise closed_session() from None
+
+    def _hand(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run on the engine's loop. What is handed over ends with the session, cancelled if need be."""
+        with self._door:
+            if self._ended:
+                work.close()
+                raise closed_session()
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def _post(self, call: Callable[..., None], *args: Any) -> None:
+        """Call on the engine's loop while there is one."""
+        with self._door:
+            if not self._ended:
+                self._loop.call_soon_threadsafe(call, *args)
+
+    def _refuse_waiting_for_itself(self) -> None:
+        if threading.current_thread() is self._thread:
+            raise ClusterError(
+                "session: expected a call from a thread of the caller's, found one from on_progress or on_load, on the engine's "
+                "own thread, which would wait for itself without end. Note what is wanted there and call from outside."
+            )
 
 
 def preflight(config: Config, requests: Sequence[GenerateRequest]) -> list[Effective | InvalidRequest | None]:
@@ -377,16 +335,4 @@ def preflight(config: Config, requests: Sequence[GenerateRequest]) -> list[Effec
     return found
 
 
-def film_result(request_id: str, effective: Effective, film: Film) -> GenerateResult:
-    """What the user gets of a finished job."""
-    payload: Payload = unpack(film.payload)
-    return GenerateResult(
-        request_id=request_id,
-        effective=replace(effective, **denoise_counts(payload.header.values)),
-        timings=timings_of(film.spans),
-        seconds=film.seconds,
-        **film_contents(payload),
-    )
-
-
-__all__ = ["AsyncSession", "JobHandle", "RequestTimeout", "Session", "film_result", "make_tiny", "preflight"]
+__all__ = ["AsyncSession", "JobHandle", "RequestTimeout", "Session", "make_tiny", "preflight"]

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
-from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from splitreel.config import Config
 from splitreel.engine.backend import WorkerHealth
-from splitreel.errors import QueueFull
+from splitreel.errors import ClusterError
 from splitreel.observe.progress import LoadProgress, Progress
 from splitreel.request import GenerateRequest, GenerateResult
 from splitreel.roles.definition import ModelDefinition
 from splitreel.session_lora import AsyncSessionLora
+from splitreel.session_stream import Window
 
 if TYPE_CHECKING:
-    from splitreel.session import JobHandle, Session
+    from splitreel.session import Session
+    from splitreel.session_job import JobHandle
 
 T = TypeVar("T")
 OnProgress = Callable[[Progress], None]
@@ -37,11 +38,12 @@ class AsyncSession:
         """As the constructor of `Session`; cancelling the coroutine ends what was started so far."""
         from splitreel.session import Session
 
-        session = await asyncio.to_thread(Session, config, on_load=on_load, model=model, wait=False)
+        making = asyncio.ensure_future(asyncio.to_thread(Session, config, on_load=on_load, model=model, wait=False))
         try:
+            session = await asyncio.shield(making)
             await session.aio._hand_over(session._open(on_load))
         except BaseException:
-            await asyncio.to_thread(session.close)
+            await asyncio.to_thread((await making).close)
             raise
         return session
 
@@ -73,37 +75,49 @@ class AsyncSession:
             job.cancel()
             raise
 
+    @overload
+    def stream(
+        self,
+        requests: Iterable[GenerateRequest],
+        *,
+        on_progress: OnProgress | None = None,
+        return_errors: Literal[False] = False,
+    ) -> AsyncIterator[GenerateResult]: ...
+
+    @overload
+    def stream(
+        self, requests: Iterable[GenerateRequest], *, on_progress: OnProgress | None = None, return_errors: bool
+    ) -> AsyncIterator[GenerateResult | Exception]: ...
+
     async def stream(
-        self, requests: Iterable[GenerateRequest], *, on_progress: OnProgress | None = None
-    ) -> AsyncIterator[GenerateResult]:
+        self,
+        requests: Iterable[GenerateRequest],
+        *,
+        on_progress: OnProgress | None = None,
+        return_errors: bool = False,
+    ) -> AsyncIterator[GenerateResult | Exception]:
         """As `Session.stream`; closing the iterator cancels what is left."""
-        source = iter(requests)
-        window: list[JobHandle | Exception] = []
-        held_back: GenerateRequest | None = None
+        window = Window(requests, 2 * self._session.config.max_in_flight)
         try:
             while True:
-                limit = 2 * self._session.config.max_in_flight
-                while len(window) < limit and (request := held_back or next(source, None)) is not None:
-                    held_back = None
+                while (request := window.wanted()) is not None:
                     try:
-                        window.append(await self.submit(request, on_progress=on_progress))
+                        window.admitted(await self.submit(request, on_progress=on_progress))
                     except Exception as error:
-                        if isinstance(error, QueueFull) and window:
-                            held_back = request
-                            break
-                        window.append(error)  # raised when its turn comes
-                if not window:
-                    return
-                job = window[0]
-                if isinstance(job, Exception):
-                    raise job
-                result = await self.result(job)
-                window.pop(0)
+                        window.refused(request, error)
+                try:
+                    job = window.first()
+                    if job is None:
+                        return
+                    result: GenerateResult | Exception = await self.result(job)
+                except Exception as error:
+                    if not return_errors:
+                        raise
+                    result = error
+                window.passed()
                 yield result
         finally:
-            for left in window:
-                if not isinstance(left, Exception):
-                    left.cancel()
+            window.cancel()
 
     async def health(self) -> list[WorkerHealth]:
         """As `Session.health`."""
@@ -114,5 +128,15 @@ class AsyncSession:
         await asyncio.to_thread(self._session.close)
 
     async def _hand_over(self, work: Coroutine[Any, Any, T]) -> T:
-        handed: Future[T] = asyncio.run_coroutine_threadsafe(work, self._session._loop)
-        return await asyncio.wrap_future(handed)
+        try:
+            return await asyncio.wrap_future(self._session._hand(work))
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise closed_session() from None
+
+
+def closed_session() -> ClusterError:
+    """What is said to whoever comes too late, or waited when the session was closed."""
+    return ClusterError("session: expected an open one, found it closed. Open a new session.")

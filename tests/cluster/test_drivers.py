@@ -14,14 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 from ray._private import state as ray_state
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from clockwork import film_digest, submitted
-from engines import stored
+from engines import raylets, stored, unopened
 from splitreel.cluster.connection import connect
 from splitreel.cluster.embedded import SOURCES, EmbeddedCluster, EmbeddedNode
+from splitreel.cluster.ray_backend import RayBackend
 from splitreel.engine.engine import Engine
 from splitreel.engine.job import Job
+from splitreel.observe.spans import Place, SpanRecorder
 from splitreel.request import Stage
 from splitreel.wire import unpack
 
@@ -113,7 +117,10 @@ async def test_an_environment_lasts_as_long_as_its_session(
 
 
 async def test_open_and_close_again_and_again(cluster: EmbeddedCluster, open_engine: Any) -> None:
-    """Without pause, GPUs and object store are each time as they were. benchmarks/open_close.py does it twenty times."""
+    """Without pause, GPUs and object store are each time as they were. benchmarks/open_close.py does it twenty times.
+
+    Who came first leaves first: that ends nothing for those that are still there.
+    """
     gpus = {"encoder_decoder": {"num_gpus": 1.0}, "dit": {"num_gpus": 1.0}}
     connection = await asyncio.to_thread(connect, cluster.address, nodes=2)
     try:
@@ -125,9 +132,11 @@ async def test_open_and_close_again_and_again(cluster: EmbeddedCluster, open_eng
         gpus_before, stored_before = free_gpus(), stored()
         for index in range(3):
             async with open_engine(cluster.address, gpus) as engine:
+                await asyncio.to_thread(connection.close)
                 packed = submitted(f"r{index}", size=4_000_000, denoise={"blocks": 100_000})
                 await engine.submit(f"r{index}", "t2va", packed).result(30)
                 del packed
+                connection = await asyncio.to_thread(connect, cluster.address, nodes=2)
             assert free_gpus() == gpus_before, "at once"
             deadline = time.monotonic() + 2
             while stored() != stored_before and time.monotonic() < deadline:
@@ -138,6 +147,34 @@ async def test_open_and_close_again_and_again(cluster: EmbeddedCluster, open_eng
         ]
     finally:
         await asyncio.to_thread(connection.close)
+    assert not ray.is_initialized()
+
+
+async def test_close_while_a_film_is_on_its_way(cluster: EmbeddedCluster, nothing: Path) -> None:
+    """Its node's store does not answer; the thread that waits for it is gone when the cluster is left."""
+    backend = unopened(nothing, cluster.address).backend
+    assert isinstance(backend, RayBackend)
+    backend._connection = await asyncio.to_thread(connect, cluster.address, nodes=2)
+    away = NodeAffinitySchedulingStrategy(cluster.node_ids[1], soft=False)
+    film = ray.remote(num_cpus=0)(lambda: bytes(4_000_000)).options(scheduling_strategy=away).remote()
+    await asyncio.to_thread(ray.wait, [film], fetch_local=False)
+    stores = raylets(cluster.node_addresses[1])
+    for store in stores:
+        store.suspend()
+    try:
+        fetching = asyncio.ensure_future(backend.fetch(film, SpanRecorder(Place("driver", "driver", ""))))
+        del film
+        await asyncio.sleep(0.5)
+        fetching.cancel()
+        began = time.monotonic()
+        await backend.close()
+        assert time.monotonic() - began < 5
+        assert fetching.cancelled()
+        assert stores
+        assert not ray.is_initialized()
+    finally:
+        for store in stores:
+            store.resume()
 
 
 # A node that dies --------------------------------------------------------------------------------------------------------

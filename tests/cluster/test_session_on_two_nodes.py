@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
+import ray
 
 from configs import roles_config
 from opened_files import watching
@@ -23,8 +24,10 @@ from splitreel import (
     RequestCancelled,
     Session,
 )
+from splitreel.cluster.connection import connect
 from splitreel.h3.tiny import cached_tiny
 from splitreel.media import film_facts
+from splitreel.session_aio import AsyncSession
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -110,8 +113,22 @@ def digest(result: GenerateResult) -> str:
     return hashlib.sha256(result.frames.tobytes() + result.waveform.tobytes()).hexdigest()
 
 
+async def given_up(seconds: float) -> None:
+    """Cancel an opening while its cluster starts."""
+    opening = asyncio.create_task(AsyncSession.open(roles_config("embedded")))
+    await asyncio.sleep(seconds)
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+
+
 def test_sync_and_async_streams_and_cancel() -> None:
-    """One session: `stream` in order, leaving it cancels the rest, `aio` on another loop, close twice."""
+    """One session, after one that was given up at its start: `stream` in order, leaving it cancels the rest, `aio` on
+    another loop, close twice. Whoever else uses the cluster in this process can until it closes too.
+    """
+    asyncio.run(given_up(0.5))
+    assert ray_processes() == []
+    assert not ray.is_initialized()
     with Session(roles_config("embedded")) as session:
         plain = [digest(session.generate(request(index, output="frames"))) for index in range(3)]
         streamed = session.stream(request(index, output="frames") for index in range(3))
@@ -156,8 +173,13 @@ def test_sync_and_async_streams_and_cancel() -> None:
         with pytest.raises(RequestCancelled, match="denoise stopped after step"):
             long.result()
         assert digest(session.generate(request(1, output="frames"))) == plain[1]
+        other = connect("auto", nodes=1)
 
     session.close()
+    assert len(other.nodes()) == 2
+    other.close()
+    assert ray_processes() == []
+    assert not ray.is_initialized()
     with pytest.raises(Exception, match="session: expected an open one"):
         session.generate(request())
 

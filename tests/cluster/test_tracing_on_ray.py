@@ -10,14 +10,13 @@ import time
 from collections.abc import Sequence
 
 import numpy as np
-import psutil
 import pytest
 import ray
 from prometheus_client.parser import text_string_to_metric_families
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from clockwork import film_digest, submitted
-from engines import stored
+from engines import raylets, stored
 from slow_payloads import DELAY, produce_encoded
 from splitreel.cluster.embedded import EmbeddedCluster
 from splitreel.engine.backend import StageReceipt
@@ -87,15 +86,6 @@ async def test_context_travels_in_the_header(engine: Engine) -> None:
     assert {span.trace_id for span in film.spans} == {context.trace_id}
     assert {span.parent_id for span in film.spans if span.name in STAGES} == {context.span_id}
     assert len({span.span_id for span in film.spans}) == len(film.spans)
-
-
-def raylets(address: str) -> list[psutil.Process]:
-    found = []
-    for child in psutil.Process().children(recursive=True):
-        line = child.cmdline()
-        if line and line[0].endswith("raylet/raylet") and any(f"--node_ip_address={address}" == word for word in line):
-            found.append(child)
-    return found
 
 
 @pytest.mark.parametrize("where", ["nowhere", "producer", "link", "receiver"])

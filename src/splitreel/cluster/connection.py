@@ -1,6 +1,7 @@
 """Joining a Ray cluster: an address that was given, one that runs here already, or an embedded one of our own.
 
-Never starts a cluster unless asked to (`embedded`), and never shuts down one that it did not join itself.
+Never starts a cluster unless asked to (`embedded`), and never shuts down one that it did not join itself. A process can
+be in one cluster only: its connections share that place, and the last to be closed gives it up.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -20,10 +22,16 @@ from splitreel.cluster.placement import Node
 from splitreel.cluster.reach import reach, resolve, same
 from splitreel.errors import ClusterUnreachable
 
+_lock = threading.Lock()
+_open: list[Connection] = []
 
-@dataclass
+
+@dataclass(eq=False)
 class Connection:
-    """This process's place in a cluster. `close()` undoes exactly what `connect` did."""
+    """This process's place in a cluster. `close()` undoes what `connect` did, or leaves that to those that are still open.
+
+    `joined`: leaving the cluster is this one's task; `embedded`: and ending it.
+    """
 
     address: str
     joined: bool
@@ -54,23 +62,31 @@ class Connection:
         return sorted(found, key=lambda node: (node.node_id not in heads, node.address, node.node_id))
 
     def leave(self) -> None:
-        """Leave the cluster. On the thread that has used Ray, when nothing else uses it any more.
+        """Leave the cluster, unless others here use it. On the thread that has used Ray, when nothing else does any more.
 
         A reference to an object or actor that dies in another thread while Ray shuts down makes Ray end the whole process
         ("The core worker has already been shutdown", seen once in some ten sessions on a loaded machine). Hence no thread
         of its own here, and no garbage collection under way.
         """
-        if not self.joined:
-            return
-        self.joined = False
-        gc.collect()
-        collecting = gc.isenabled()
-        gc.disable()
-        try:
-            ray.shutdown()
-        finally:
-            if collecting:
-                gc.enable()
+        with _lock:
+            if self not in _open:
+                return
+            _open.remove(self)
+            if _open:
+                if self.joined:
+                    _open[0].joined, _open[0].embedded = True, self.embedded
+                    self.embedded = None
+                return
+            if not self.joined:
+                return
+            gc.collect()
+            collecting = gc.isenabled()
+            gc.disable()
+            try:
+                ray.shutdown()
+            finally:
+                if collecting:
+                    gc.enable()
 
     def close(self) -> None:
         """Leave the cluster, and end it if it is our own."""
@@ -80,7 +96,17 @@ class Connection:
 
 
 def connect(address: str, *, nodes: int, report: Callable[[str], None] = lambda line: None) -> Connection:
-    """Join the cluster at `address`. Raises ClusterUnreachable."""
+    """Join the cluster at `address`. `report` gets a line per step of an embedded one's start, which it may end by raising.
+
+    Raises ClusterUnreachable.
+    """
+    with _lock:
+        connection = _connect(address, nodes, report)
+        _open.append(connection)
+    return connection
+
+
+def _connect(address: str, nodes: int, report: Callable[[str], None]) -> Connection:
     if address == "embedded":
         _refuse_second("embedded")
         cluster = EmbeddedCluster.start(nodes=nodes, progress=report)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import functools
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -182,8 +183,7 @@ class Member:
         try:
             reply: Reply = answer.result()
         except RayActorError as error:
-            self.give_up(loss := self._loss(reason(error)))
-            raise loss from error
+            raise self._gave_up(reason(error)) from error
         except RayError as error:
             where = f"node {self.node.address if self.node else '?'}, role {self.spec.role}"
             raise StageError(
@@ -198,8 +198,7 @@ class Member:
             self._on_event(event)
         self._on_event(reply.spans)
         if reply.failure is not None and reply.failure.error_type == TransferStuck.__name__:
-            self.give_up(loss := self._loss(reply.failure.message))
-            raise loss
+            raise self._gave_up(reply.failure.message)
         if reply.failure is not None and reply.failure.error_type == PayloadGone.__name__:
             raise PayloadGone(reply.failure.message)
         self.restarts = 0
@@ -227,8 +226,7 @@ class Member:
         except TimeoutError:
             raise slow(self.name, order, timeout) from None
         except RayActorError as error:
-            self.give_up(loss := self._loss(reason(error)))
-            raise loss from error
+            raise self._gave_up(reason(error)) from error
         except RayError as error:
             raise WorkerNotReady(f"{self.place}: adapters were not changed: {reason(error)}") from error
         receipt: LoraReceipt | None = reply_value(reply)
@@ -238,7 +236,7 @@ class Member:
         """The actor, and what tells of its loss. Raises WorkerLost when there is none now."""
         actor, lost = self._actor, self._lost
         if actor is None or lost is None or lost.done():
-            raise lost.result() if lost is not None and lost.done() else self._loss("it is being restarted")
+            raise copy.copy(lost.result()) if lost is not None and lost.done() else self._loss("it is being restarted")
         return actor, lost
 
     async def _answer(self, reference: Any, lost: asyncio.Future[WorkerLost]) -> asyncio.Future[Any]:
@@ -252,7 +250,7 @@ class Member:
             self._stages_running -= 1
         if not answer.done():
             answer.cancel()
-            raise lost.result()
+            raise copy.copy(lost.result())
         return answer
 
     def stop_stage(self, request_id: str) -> None:
@@ -304,6 +302,11 @@ class Member:
             watcher.cancel()
         self.end()
         self._on_lost(self, error)
+
+    def _gave_up(self, why: str) -> WorkerLost:
+        """Give it up, and the error to raise: not the one that is kept, which would keep frames, with what is in them."""
+        self.give_up(loss := self._loss(why))
+        return copy.copy(loss)
 
     def _loss(self, why: str) -> WorkerLost:
         return WorkerLost(

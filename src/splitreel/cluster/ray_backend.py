@@ -7,9 +7,10 @@ before all that can be checked cheaply has been; whatever fails, all that was st
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import ray
@@ -35,7 +36,7 @@ from splitreel.engine.backend import (
     as_it_is,
     hop_into,
 )
-from splitreel.errors import SplitreelError, WorkerLost
+from splitreel.errors import ClusterError, SplitreelError, WorkerLost
 from splitreel.lora import AdapterOrder, AdapterOutline, LoraReceipt
 from splitreel.observe.logs import get_logger
 from splitreel.observe.progress import LoadProgress, Progress
@@ -46,6 +47,7 @@ from splitreel.share import Share
 from splitreel.wire import Packed, account
 from splitreel.words import counted
 
+T = TypeVar("T")
 logger = get_logger(__name__)
 
 _CLOSE_TIMEOUT = 10.0
@@ -58,7 +60,9 @@ class RayBackend:
     def __init__(self, model: ModelDefinition, config: Config, adapters: Sequence[AdapterOutline] = ()) -> None:
         self._config = config
         self._members = {member.name: member for member in _members(model, config, adapters)}
+        self._connecting: asyncio.Future[Connection] | None = None
         self._connection: Connection | None = None
+        self._asking: set[asyncio.Future[Any]] = set()
         self._listener: Listener | None = None
         self._on_load: Callable[[LoadProgress], None] = lambda progress: None
         self.before_serving: BeforeServing = as_it_is
@@ -101,8 +105,11 @@ class RayBackend:
 
     async def _bring_up(self) -> None:
         cluster = self._config.cluster
-        self._connection = await asyncio.to_thread(connect, cluster.address, nodes=cluster.nodes)
-        nodes = self._connection.nodes()
+        self._connecting = asyncio.ensure_future(
+            asyncio.to_thread(connect, cluster.address, nodes=cluster.nodes, report=lambda line: self._go_on())
+        )
+        self._connection = await asyncio.shield(self._connecting)
+        nodes = await self._in_thread(self._connection.nodes)
         self._gpus_before = {node.node_id: node.free_gpus for node in nodes}
         members = list(self._members.values())
         placed = place([member.wish for member in members], nodes)
@@ -125,6 +132,11 @@ class RayBackend:
             task.cancel()
         watchers = [watcher for member in self._members.values() if (watcher := member.end()) is not None]
         await asyncio.gather(*self._revivals, *watchers, return_exceptions=True)
+        if self._connection is None and self._connecting is not None:  # the start was given up; its thread goes on
+            with contextlib.suppress(Exception):
+                self._connection = await asyncio.shield(self._connecting)
+        if self._asking:
+            await asyncio.wait(self._asking, timeout=_CLOSE_TIMEOUT)
         if self._connection is not None:
             if self._connection.embedded is None:
                 await self._gpus_given_back(self._connection)
@@ -137,12 +149,28 @@ class RayBackend:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _CLOSE_TIMEOUT
         while waiting and loop.time() < deadline:
-            free = {node.node_id: node.free_gpus for node in connection.nodes()}
+            free = {node.node_id: node.free_gpus for node in await asyncio.to_thread(connection.nodes)}
             waiting = {name for name in waiting if name in free and free[name] < self._gpus_before.get(name, 0)}
             if waiting:
                 await asyncio.sleep(0.05)
         if waiting:
             logger.warning("GPUs of node %s were not given back within %g s", ", ".join(waiting), _CLOSE_TIMEOUT)
+
+    async def _in_thread(self, work: Callable[..., T], *args: Any) -> T:
+        """Ask Ray something that takes its time. A thread cannot be cancelled, so `close` waits for those under way."""
+        self._go_on()
+        asked = asyncio.ensure_future(asyncio.to_thread(work, *args))
+        self._asking.add(asked)
+        asked.add_done_callback(self._asking.discard)
+        try:
+            return await asyncio.shield(asked)
+        finally:
+            del asked  # an error's traceback holds this frame, and what it was asked for with it
+
+    def _go_on(self) -> None:
+        """Raise when nobody waits any more: what asks Ray after it was left would start another one."""
+        if self._closing:
+            raise ClusterError("session: expected an open one, found it being closed.")
 
     # Stages -----------------------------------------------------------------------------------------------------------
 
@@ -153,7 +181,7 @@ class RayBackend:
         store first.
         """
         if isinstance(payload, Packed) and payload.num_bytes > INLINE_BYTES:
-            payload = await asyncio.to_thread(ray.put, payload)
+            payload = await self._in_thread(ray.put, payload)
         return await self._members[worker].run_stage(stage, request_id, payload, parts)
 
     def start_part(
@@ -168,7 +196,7 @@ class RayBackend:
 
     async def share(self, content: NDArray[np.uint8]) -> Any:
         """In the object store, once for all workers."""
-        return await asyncio.to_thread(ray.put, content)
+        return await self._in_thread(ray.put, content)
 
     async def adapt(self, worker: str, order: AdapterOrder, content: Any, timeout: float) -> LoraReceipt | None:
         """Change a worker's adapters."""
@@ -177,7 +205,7 @@ class RayBackend:
     async def fetch(self, payload: Any, spans: SpanRecorder) -> Any:
         """Bring the film here, as memory of this process: the store's goes away with the cluster."""
         try:
-            return await asyncio.to_thread(_bring, payload, self._config.engine.hop_timeout, spans)
+            return await self._in_thread(_bring, payload, self._config.engine.hop_timeout, spans, self._go_on)
         except RayError as error:
             raise PayloadGone(reason(error)) from error
 
@@ -238,7 +266,7 @@ class RayBackend:
             )
             await asyncio.sleep(pause)
             try:
-                await member.create(self._node_again(member), self._on_event, self._on_lost_in_revival)
+                await member.create(await self._node_again(member), self._on_event, self._on_lost_in_revival)
                 others = [other.facts for other in self._members.values() if other.facts is not None]
                 compare(others, versions())
                 await member.load()
@@ -273,20 +301,20 @@ class RayBackend:
     def _on_lost_in_revival(self, member: Member, error: WorkerLost) -> None:
         logger.warning("%s", error, extra=member.where)
 
-    def _node_again(self, member: Member) -> Node:
+    async def _node_again(self, member: Member) -> Node:
         """The node that the worker was on, also when its Ray was started anew and has another id; else one that the
         config allows for it now.
         """
         assert self._connection is not None
         assert member.node is not None
-        nodes = self._connection.nodes()
+        nodes = await self._in_thread(self._connection.nodes)
         same = [node for node in nodes if node.node_id == member.node.node_id]
         renewed = [node for node in nodes if node.address == member.node.address]
         return (same or renewed or [place([member.wish], nodes)[member.name]])[0]
 
 
-def _bring(reference: Any, timeout: float, spans: SpanRecorder) -> Packed:
-    materialize = arrive(reference, hop=hop_into(None), timeout=timeout, spans=spans, check=lambda: None)
+def _bring(reference: Any, timeout: float, spans: SpanRecorder, check: Callable[[], None]) -> Packed:
+    materialize = arrive(reference, hop=hop_into(None), timeout=timeout, spans=spans, check=check)
     with spans.span("hop.materialize", hop=hop_into(None)) as attributes:
         packed = materialize()
         own = replace(packed, buffers=tuple(buffer.copy() for buffer in packed.buffers))

@@ -5,6 +5,7 @@ Apart from the worker itself, so that who only asks need not import what a worke
 
 from __future__ import annotations
 
+import copy
 import importlib.metadata
 import platform
 import traceback
@@ -120,12 +121,14 @@ def versions() -> dict[str, str]:
 
 
 def reply_value(reply: Reply) -> Any:
-    """The value of a Reply, or its failure raised."""
+    """The value of a Reply, or its failure raised: as a copy, since frames in its traceback hold the reply, which would
+    hold it, and all that is in those frames would stay until the garbage collector comes by.
+    """
     failure = reply.failure
     if failure is None:
         return reply.value
     if failure.error is not None:
-        raise failure.error
+        raise copy.copy(failure.error) from failure.error.__cause__
     raise SplitreelError(
         f"{failure.error_type}: {failure.message}",
         error_type=failure.error_type,

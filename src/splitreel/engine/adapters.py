@@ -17,6 +17,7 @@ from pathlib import PurePath
 from typing import Any, Unpack
 
 from splitreel.engine.backend import Backend, WorkerInfo
+from splitreel.engine.outcomes import bare
 from splitreel.errors import AdapterError, ClusterError, InvalidRequest, SplitreelError
 from splitreel.lora import (
     AdapterOrder,
@@ -330,12 +331,10 @@ class Adapters:
         answers = await asyncio.gather(
             *(self._backend.adapt(worker, order, content, timeout) for worker in workers), return_exceptions=True
         )
-        given: dict[str, LoraReceipt | None] = {}
-        for worker, answer in zip(workers, answers, strict=True):
-            if isinstance(answer, BaseException):
-                raise answer
-            given[worker] = answer
-        return given
+        if failures := [answer for answer in answers if isinstance(answer, BaseException)]:
+            answers.clear()  # this frame is in the traceback of the error, and must not hold it in turn
+            raise bare(failures.pop(0))
+        return {name: each for name, each in zip(workers, answers, strict=True) if not isinstance(each, BaseException)}
 
     async def _everywhere(self, workers: Sequence[str], order: AdapterOrder) -> None:
         """Carry out on whoever is there; a worker that is not gets what holds then before it serves again."""

@@ -46,6 +46,7 @@ from splitreel.engine.outcomes import (
     overdue,
     queue_full,
     stuck,
+    undelivered,
     without_input,
 )
 from splitreel.engine.scheduler import Scheduler
@@ -312,7 +313,7 @@ class Engine:
             problem = held.job.stopped_at = bare(error)
             event = StageStopped(request, stage, worker, attempt)
         except WorkerLost as error:
-            problem = error
+            problem = bare(error)
             # The backend has told, and the run was taken back; one that is still known is of a worker gone without a word.
             if worker not in self._losses:
                 self._losses.add(self._info(worker), error)
@@ -351,7 +352,7 @@ class Engine:
             payload = await self.backend.fetch(handle, spans)
         except Exception as error:
             held.trace.add(spans.finish())
-            self._settle(job, error)
+            self._settle(job, undelivered(job.request_id, job.receipts[Stage.DECODE], bare(error)))
             return
         held.trace.add(spans.finish())
         loop = asyncio.get_running_loop()

@@ -124,8 +124,10 @@ class Job:
                 continue
             waiter = asyncio.ensure_future(self._changed.wait())
             ends: list[asyncio.Future[Any]] = [waiter, self.future]
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            waiter.cancel()
+            try:
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                waiter.cancel()
 
     def report(self, progress: Progress) -> None:
         """Called by the engine for each step."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import socket
 from dataclasses import replace
+from typing import TypeVar
 
-from splitreel.engine.backend import PayloadGone, WorkerInfo
+from splitreel.engine.backend import PayloadGone, StageReceipt, WorkerInfo
 from splitreel.engine.events import Unserved
 from splitreel.engine.job import Film, Job
 from splitreel.errors import (
@@ -22,6 +24,7 @@ from splitreel.observe.logs import get_logger
 from splitreel.observe.spans import Place
 from splitreel.request import Stage
 
+E = TypeVar("E", bound=BaseException)
 logger = get_logger(__name__)
 
 
@@ -56,7 +59,7 @@ def as_error(request: str, reason: object, stage: Stage, latest: WorkerLost | No
     if isinstance(reason, SplitreelError):
         return reason
     if isinstance(reason, Unserved) and latest is not None:
-        return latest
+        return copy.copy(latest)  # without a traceback; who gets it adds frames of its own
     if isinstance(reason, BaseException):
         return StageError(f"{stage} of request {request}: {reason}", request_id=request, stage=stage)
     return WorkerLost(
@@ -106,6 +109,16 @@ def stuck(worker: WorkerInfo, request: str, stage: Stage, seconds: float) -> Wor
     )
 
 
+def undelivered(request: str, made: StageReceipt, error: Exception) -> WorkerLost:
+    """The error of a film that was made, and did not come here from the worker that made it."""
+    return WorkerLost(
+        f"request {request}: the film did not arrive from {made.node}, where {made.worker} made it: {error}",
+        request_id=request,
+        stage=Stage.DECODE,
+        node=made.node,
+    )
+
+
 def queue_full(waiting: int, limit: int) -> QueueFull:
     """The error for a `Refuse`."""
     return QueueFull(
@@ -146,7 +159,7 @@ def driver_place() -> Place:
     return Place("driver", "driver", socket.gethostname())
 
 
-def bare(error: Exception) -> Exception:
+def bare(error: E) -> E:
     """The error without its local frames: they hold the payload's reference, and with it its memory, until the garbage
     collector comes by. The traceback that matters is the worker's, in the error's details.
     """

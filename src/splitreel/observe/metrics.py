@@ -31,7 +31,7 @@ class _Work:
     running: dict[str, float] = field(default_factory=dict)
 
     def seconds(self, now: float) -> float:
-        return self.busy + sum(now - began for began in self.running.values())
+        return self.busy + sum(now - began for began in list(self.running.values()))  # the engine changes it meanwhile
 
 
 class Metrics:
