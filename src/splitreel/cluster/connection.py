@@ -101,6 +101,8 @@ def connect(address: str, *, nodes: int, report: Callable[[str], None] = lambda 
     Raises ClusterUnreachable.
     """
     with _lock:
+        if not ray.is_initialized():
+            _open.clear()  # whoever is in there was put out by somebody's `ray.shutdown()`
         connection = _connect(address, nodes, report)
         _open.append(connection)
     return connection
