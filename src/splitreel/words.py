@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from json import JSONDecodeError
+
 
 def plainly(error: BaseException, known: object = None) -> str:
     """What an error of Python or of a library says, in words that stand after "found": without numbers, brackets and names
@@ -14,6 +16,11 @@ def plainly(error: BaseException, known: object = None) -> str:
         return f"{problem} in line {mark.line + 1}, column {mark.column + 1}"
     if hasattr(error, "reason") and hasattr(error, "position"):  # YAML's reader
         return f"a character that no text has, at {error.position}"
+    if isinstance(error, JSONDecodeError):
+        line = f"line {error.lineno}, " if error.lineno > 1 else ""
+        return f"no JSON from {line}character {error.colno} on"
+    if isinstance(error, IsADirectoryError) and (error.filename is None or str(error.filename) == str(known)):
+        return "a folder"
     if isinstance(error, UnicodeDecodeError):
         return f"no UTF-8 text (byte {error.start + 1})"
     if isinstance(error, OSError) and error.strerror:

@@ -47,6 +47,7 @@ REFUSED = [
     (("plan", "--offline", "--node", f"a={'9' * 400}"), "--node: expected NAME=GB or NAME=GB:unified, found 'a=999"),
     (("plan", "--offline", "--times", "encode=1e308,denoise=1,decode=1"), "--times: expected encode=SECONDS"),
     (("plan", "--offline", "--times", "encode=nan,denoise=1,decode=1"), "--times: expected encode=SECONDS"),
+    (("plan", "--offline", "--times", "encode=0,denoise=0,decode=0"), "--times: expected a stage that takes more than 0 seconds"),
     (("cluster", "commands", "--object-store", "nan"), "--object-store: expected GiB from 0 to 1e+06, found nan."),
     (("cluster", "commands", "--object-store", "inf"), "--object-store: expected GiB from 0 to 1e+06, found inf."),
     (("doctor", "--timeout", "inf"), "--timeout: expected seconds from 10 to 86400, found inf."),
@@ -71,6 +72,14 @@ def test_what_cannot_be_computed_with_is_refused(
     assert len(err) < 300
     assert set(json.loads(out)) == {"error"} if "--json" in arguments else not out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["splitreel.yaml", "taken.png"]
+
+
+def test_a_group_without_its_command_shows_its_help_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    for group in ("config", "cluster"):
+        code, out, err = run(capsys, group)
+        assert code == 2
+        assert "Commands" in out + err
+        assert "error:" not in out + err
 
 
 def test_slow_stages_are_swept_at_their_own_rates(

@@ -257,6 +257,13 @@ def test_what_cannot_be_converted_is_an_error(name: str, changes: dict[str, Any]
     assert str(caught.value).startswith("run.yaml: ")
 
 
+def test_a_config_of_ours_is_told_so() -> None:
+    with pytest.raises(
+        ConfigError, match=r"^run\.yaml: generator: expected a section, found none, a config of splitreel already\."
+    ):
+        convert(yaml.safe_load(starter()), origin="run.yaml")
+
+
 def test_workflows_follow_the_inputs() -> None:
     picture = convert(foreign(request__inputs__image_path="a.png"))
     assert picture.config["model"]["workflow"] == "fl2va"

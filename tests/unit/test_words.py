@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +19,9 @@ WORDS: list[tuple[Callable[[Path], object], str]] = [
     (lambda folder: yaml.safe_load("a: 1\nb: 2: 3"), "mapping values are not allowed here in line 2, column 5"),
     (lambda folder: yaml.safe_load("{a"), "expected ',' or '}', but got the end in line 1, column 3"),
     (lambda folder: yaml.safe_load("a: \x00"), "a character that no text has, at 3"),
+    (lambda folder: json.loads("hello"), "no JSON from character 1 on"),
+    (lambda folder: json.loads('{"a": 1,\n "b"}'), "no JSON from line 2, character 5 on"),
+    (lambda folder: (folder / "absent" / "..").read_text(), "no such file or directory: {folder}/absent/.."),
     (lambda folder: {}["stage"], "no stage"),
     (lambda folder: int("x"), "invalid literal for int() with base 10: 'x'"),
     (lambda folder: next(iter([])), "StopIteration"),
@@ -31,6 +35,12 @@ def test_what_python_says_is_said_plainly(work: Callable[[Path], object], words:
     with pytest.raises(Exception) as raised:  # noqa: PT011
         work(tmp_path)
     assert plainly(raised.value, tmp_path / "absent") == words.replace("{folder}", str(tmp_path))
+
+
+def test_a_folder_where_a_file_is_expected(tmp_path: Path) -> None:
+    with pytest.raises(IsADirectoryError) as raised:
+        tmp_path.read_text()
+    assert plainly(raised.value, tmp_path) == "a folder"
 
 
 def test_kinds_of_data_in_words() -> None:

@@ -94,10 +94,11 @@ def convert(
     content: Mapping[str, Any], *, origin: str = "file", device: str = "cuda", dtype: str = "bfloat16"
 ) -> Conversion:
     """Convert the file's content. Raises ConfigError."""
+    if "generator" not in content:
+        ours = ", a config of splitreel already" if {"model", "roles"} <= set(content) else ""
+        raise ConfigError(f"{origin}: generator: expected a section, found none{ours}. Give a FastVideo run file.")
     values = dict(_settings(content))
     wrong = [f"{origin}: {problem}" for name, value in values.items() if (problem := _problem(name, value))]
-    if "generator" not in content:
-        wrong.append(f"{origin}: generator: expected a section, found none. Give a FastVideo run file.")
     if wrong:
         raise ConfigError("\n".join(wrong))
     config, notes = _config(values, origin, device, dtype)

@@ -111,7 +111,13 @@ def parse_times(text: str) -> Times:
         raise ConfigError(
             f"--times: expected all three stages, found none for {', '.join(missing)}. Add {missing[0]}=SECONDS."
         )
-    return Times(**found)
+    return _some(Times(**found))
+
+
+def _some(times: Times) -> Times:
+    if not any(times.of(stage) for stage in Stage):
+        raise ConfigError("--times: expected a stage that takes more than 0 seconds, found none. Correct them.")
+    return times
 
 
 def _times_of_file(path: Path) -> Times:
@@ -143,7 +149,7 @@ def _times_of_file(path: Path) -> Times:
             f"--times: {path}: expected the seconds of every stage, found none for {', '.join(missing)}. Use receipts of "
             "films that were made."
         )
-    return Times(**{stage: statistics.median(values) for stage, values in seconds.items()})
+    return _some(Times(**{stage: statistics.median(values) for stage, values in seconds.items()}))
 
 
 def layouts(setting: Setting, machines: int) -> Iterator[Layout]:

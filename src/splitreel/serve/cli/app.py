@@ -84,6 +84,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         code = 1
     except Exception as error:
         if isinstance(error, _UsageError):
+            if not _usage_words(error):  # a group without its command, whose help is printed already
+                sys.exit(USAGE)
             error = UsageError(_usage_message(error))
         explain(error)
         code = exit_code_of(error)
@@ -96,7 +98,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 def _usage_message(error: Exception) -> str:
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "splitreel"
-    return f"{getattr(error, 'format_message', error.__str__)()} See {command} --help."
+    return f"{_usage_words(error)} See {command} --help."
+
+
+def _usage_words(error: Exception) -> str:
+    return str(getattr(error, "format_message", error.__str__)()).replace("Value error, ", "")
 
 
 def _leave_now(code: int) -> NoReturn:

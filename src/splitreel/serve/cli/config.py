@@ -123,7 +123,7 @@ def convert(
     write_text(output, found.config_text(str(file)))
     if found.request is not None:
         write_text(request, found.request_text(str(file)), option="--request")
-    for title, changes in (("No equivalent:", True), ("Left out, because it is always so:", False)):
+    for title, changes in (("No equivalent:", True), ("Left out, because it is so anyway:", False)):
         rows = [item for item in found.left_out if item.changes is changes]
         if rows:
             typer.echo(title, err=True)
