@@ -170,6 +170,7 @@ async def test_close_while_a_film_is_on_its_way(cluster: EmbeddedCluster, nothin
         await backend.close()
         assert time.monotonic() - began < 5
         assert fetching.cancelled()
+        assert not backend._asking, "or its thread would ask a Ray that was left"
         assert stores
         assert not ray.is_initialized()
     finally:
