@@ -17,7 +17,7 @@ TIERS = ("unit", "contract", "cluster", "e2e")
 
 
 # Of the cluster tests those whose Ray is in other processes only.
-OUTSIDE = tuple(f"tests/cluster/test_{name}.py" for name in ("guide", "netns", "cluster_commands_real"))
+OUTSIDE = tuple(f"tests/cluster/test_{name}.py" for name in ("guide", "netns", "cluster_commands_real", "plan_cluster"))
 
 
 class TierScheduling(LoadScopeScheduling):  # type: ignore[misc]

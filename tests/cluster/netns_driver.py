@@ -89,7 +89,7 @@ async def cut(address: str, folder: Path, device: str) -> dict[str, Any]:
         await at_step(job, Stage.DENOISE, 3)
         began = time.monotonic()
         link(device, "down")
-        while (await workers(engine))["dit"]["state"] != "lost":
+        while (await workers(engine))["dit"]["state"] != "restarting":
             await asyncio.sleep(0.05)
         noticed = time.monotonic() - began
         link(device, "up")

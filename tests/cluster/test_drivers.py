@@ -191,7 +191,7 @@ async def test_a_node_dies_and_returns(cluster: EmbeddedCluster, open_engine: An
         await at_step(job, Stage.DENOISE, 3)
         began = time.monotonic()
         cluster.kill_node(first)
-        while (await state_of(engine, "dit")) != "lost":
+        while (await state_of(engine, "dit")) != "restarting":
             await asyncio.sleep(0.05)
         assert time.monotonic() - began < 5
         second = cluster.add_node(EmbeddedNode(labels={"rack": "attic"}))
