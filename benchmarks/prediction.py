@@ -24,8 +24,6 @@ from claims import Claim, report
 from clockwork import submitted
 from engines import opened
 from splitreel.cluster.embedded import EmbeddedCluster, EmbeddedNode
-from splitreel.config import EngineConfig
-from splitreel.engine.limits import Limits
 from splitreel.plan.simulate import Hand, Outcome, simulate
 from splitreel.request import Stage
 
@@ -36,9 +34,7 @@ def predicted(seconds: dict[Stage, float], workers: int, requests: int) -> Outco
     """The split layout with so many DiT workers, all requests there from the start."""
     hands = [Hand("encoder_decoder", {ENCODE: seconds[ENCODE], DECODE: seconds[DECODE]})]
     hands += [Hand(f"dit {index}", {DENOISE: seconds[DENOISE]}) for index in range(workers)]
-    ahead = EngineConfig().look_ahead
-    limits = Limits((ahead + 1) * workers + 1, requests, look_ahead=ahead)
-    return simulate([hands], requests, backlog=requests, limits=limits)
+    return simulate([hands], requests, backlog=requests)
 
 
 async def measured(address: str, seconds: dict[Stage, float], workers: int, requests: int) -> tuple[float, float]:

@@ -27,7 +27,6 @@ from splitreel.h3.media import prepare
 from splitreel.h3.model import MiniMaxH3
 from splitreel.h3.rules import check_references, check_workflow
 from splitreel.h3.tiny import make_tiny
-from splitreel.observe.logs import get_logger
 from splitreel.observe.progress import LoadProgress, Progress
 from splitreel.observe.sinks import open_sinks
 from splitreel.observe.spans import TraceContext
@@ -42,7 +41,6 @@ from splitreel.session_stream import Window
 from splitreel.wire import Payload, pack
 
 T = TypeVar("T")
-logger = get_logger(__name__)
 OnProgress = Callable[[Progress], None]
 OnLoad = Callable[[LoadProgress], None]
 
@@ -206,15 +204,7 @@ class Session:
         self.close()
 
     async def _open(self, on_load: OnLoad | None) -> None:
-        def told(progress: LoadProgress) -> None:
-            try:
-                if on_load is not None:
-                    on_load(progress)
-            except Exception:
-                # A listener's fault must not end the watch over a worker; it is called again when one is restarted.
-                logger.exception("session: on_load failed")
-
-        self._opening = asyncio.ensure_future(self._engine.start(told))
+        self._opening = asyncio.ensure_future(self._engine.start(on_load or (lambda progress: None)))
         await self._opening
         self.geometry = Geometry.from_dict(dict(self._engine.backend.geometry))
         for name, adapter in self.config.lora.items():
