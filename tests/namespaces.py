@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -43,6 +44,19 @@ class Side:
 
     def ip(self, *arguments: str) -> None:
         ip("-n", self.name, *arguments)
+
+    def sends_again(self) -> bool:
+        """Whether a connection waits for an answer to what it has sent more than once."""
+        read = ["ip", "netns", "exec", self.name, "cat", "/proc/net/tcp", "/proc/net/tcp6"]
+        lines = subprocess.run(read, check=True, capture_output=True, text=True, timeout=20).stdout.splitlines()
+        sockets = [line.split() for line in lines if not line.lstrip().startswith("sl")]
+        return any(int(fields[6], 16) > 0 for fields in sockets)
+
+    def retry_soon(self) -> None:
+        """Let TCP send again every few seconds, where the kernel can be told to (Linux 6.15)."""
+        patience = "/proc/sys/net/ipv4/tcp_rto_max_ms"
+        told = f"if test -e {patience}; then echo 4000 > {patience}; fi"
+        subprocess.run(["ip", "netns", "exec", self.name, "sh", "-c", told], check=True, timeout=20)
 
     def end(self) -> None:
         """End what runs inside; nothing of others can."""
@@ -81,6 +95,7 @@ class Cable:
             self.b.ip("rule", "add", "pref", "0", "lookup", "local")
             for preference in ("10", "20", "30"):
                 self.b.ip("rule", "del", "pref", preference)
+            self.settle()
 
     @contextmanager
     def dropped_at_a(self, ports: str = str(OBJECTS)) -> Iterator[None]:
@@ -94,6 +109,14 @@ class Cable:
             self.a.ip("rule", "add", "pref", "0", "lookup", "local")
             for preference in ("20", "30"):
                 self.a.ip("rule", "del", "pref", preference)
+            self.settle()
+
+    def settle(self) -> None:
+        """Wait until what was dropped has been sent again: TCP waits ever longer, after a minute another minute."""
+        end = time.monotonic() + 120
+        while any(side.sends_again() for side in (self.a, self.b)):
+            assert time.monotonic() < end, "connections did not recover"
+            time.sleep(0.1)
 
 
 def start_node(side: Side, number: int, address: str, folder: Path, environment: dict[str, str]) -> None:
@@ -144,6 +167,7 @@ def joined(*nets: str) -> Iterator[tuple[Side, Side]]:
         except (subprocess.CalledProcessError, PermissionError) as error:
             raise Unavailable(f"needs root and network namespaces: {getattr(error, 'stderr', error)}") from error
         for side in (a, b):
+            side.retry_soon()
             side.ip("link", "set", "lo", "up")
             for net in nets:
                 side.ip("addr", "add", f"{net}.{side.number}/24", "dev", side.device)
@@ -169,6 +193,9 @@ def two_machines() -> Iterator[Cable]:
             ),
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
+            # A case that drops packets for a minute, and TCP's patience after it, must not cost the next one its node:
+            # Ray's own health checks would give it up after 5 failures.
+            "RAY_health_check_failure_threshold": "100",
         }
         start_node(a, 0, "10.77.0.1", folder, environment)
         start_node(b, 1, "169.254.77.2", folder, environment)

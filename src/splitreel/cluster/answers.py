@@ -12,6 +12,9 @@ from ray.exceptions import OutOfMemoryError
 
 from splitreel.errors import SplitreelError
 
+# Ray lists between "the actor died" and why it did which actor it was; we name the worker ourselves.
+_WHICH_ACTOR = ("class_name:", "actor_id:", "namespace:", "name:", "pid:", "ip:")
+
 
 def as_future(reference: Any) -> asyncio.Future[Any]:
     """A reference as something that can be waited for and given up; no task, which a closing loop would complain of."""
@@ -28,8 +31,8 @@ def reason(error: BaseException) -> str:
             "Ray's memory monitor killed it because the node ran out of memory. Free memory there, use a smaller dtype, or "
             "set RAY_memory_usage_threshold (or RAY_memory_monitor_refresh_ms=0) where Ray is started."
         )
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith(_WHICH_ACTOR)]
     if "raised in its creation task" in text:
         # Only what the process needs in order to start at all runs there; the words that matter come last.
         return f"its process could not start: {lines[-1][:500]}. See that splitreel is installed there as it is here."
-    return f"{type(error).__name__}: {' '.join(lines[:2])[:500]}"
+    return f"{type(error).__name__}: {' '.join(lines[:3])[:500]}"
