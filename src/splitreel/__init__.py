@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from splitreel.imports import rest_while_large_ones_load
 from splitreel.version import __version__
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
         VideoReference,
     )
     from splitreel.session import JobHandle, Session
+
+rest_while_large_ones_load()
 
 # Where each name lives. `__all__`, the imports above and this table are held equal by tests/unit/test_public_names.py.
 _MODULES = {

@@ -8,13 +8,10 @@ itself is watched, and only while those modules run their two messages become de
 from __future__ import annotations
 
 import contextlib
-import importlib.abc
 import logging
-import sys
-from collections.abc import Iterator, Sequence
-from importlib.machinery import ModuleSpec
-from types import ModuleType
+from collections.abc import Iterator
 
+from splitreel.imports import around
 from splitreel.observe.logs import get_logger
 
 logger = get_logger(__name__)
@@ -29,29 +26,7 @@ KNOWN = {
 
 def watch_imports() -> None:
     """From now on torchao is imported without its notes. Changes no logger until then; a second call does nothing."""
-    if not any(isinstance(finder, _Watch) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Watch())
-
-
-class _Watch(importlib.abc.MetaPathFinder):
-    """Finds nothing itself: has the other finders look, and wraps how the module that they found is run."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname not in WATCHED:
-            return None
-        others = (finder.find_spec(fullname, path, target) for finder in sys.meta_path if finder is not self)
-        spec = next((each for each in others if each is not None), None)
-        if spec is not None and spec.loader is not None:
-            run = spec.loader.exec_module
-
-            def run_quietly(module: ModuleType) -> None:
-                with _known_as_debug():
-                    run(module)
-
-            spec.loader.exec_module = run_quietly  # type: ignore[method-assign]
-        return spec
+    around(lambda name: name in WATCHED, _known_as_debug)
 
 
 @contextlib.contextmanager
