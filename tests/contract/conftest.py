@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from configs import roles_config
+from lora_bench import Bench, distance
+from lora_files import Factors, make_factors
 from samples import Samples, make_samples
 from splitreel import Session
 
@@ -74,3 +76,22 @@ def client(address: str) -> Iterator[Any]:
 
     with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as made:
         yield made
+
+
+@pytest.fixture(scope="session")
+def _lora_bench() -> Bench:
+    return Bench()
+
+
+@pytest.fixture(scope="session")
+def factors(_lora_bench: Bench) -> Factors:
+    return make_factors(_lora_bench.transformer("t2va"))
+
+
+@pytest.fixture
+def bench(_lora_bench: Bench) -> Iterator[Bench]:
+    """Whatever a test did, and whatever was refused: the weights are as loaded."""
+    yield _lora_bench
+    _lora_bench.fuse()
+    for workflow, base in _lora_bench.base.items():
+        assert distance(_lora_bench.denoise(workflow), base) == 0.0
