@@ -32,7 +32,7 @@ from splitreel.observe.sinks import open_sinks
 from splitreel.observe.spans import TraceContext
 from splitreel.request import Effective, GenerateRequest, GenerateResult
 from splitreel.roles.adapters.outlines import outlines_of
-from splitreel.roles.checkpoint import open_checkpoint
+from splitreel.roles.checkpoint import local_checkpoint, open_checkpoint
 from splitreel.roles.definition import ModelDefinition
 from splitreel.session_aio import AsyncSession, closed_session
 from splitreel.session_job import JobHandle, Prepared
@@ -307,7 +307,11 @@ def preflight(config: Config, requests: Sequence[GenerateRequest]) -> list[Effec
     (`tiny` is made and cached first) and the requests' media. Raises CheckpointError.
     """
     workflows = config.model.workflows
-    located = MiniMaxH3().locate(config.model.path)
+    model = MiniMaxH3()
+    located = model.locate(config.model.path)
+    if config.cluster.address in ("local", "embedded"):  # the workers' machine is this one
+        for path in dict.fromkeys(role.model_path for role in config.roles.values()):
+            local_checkpoint(model.locate(path) if path else located)
     geometry = None
     if os.path.isdir(os.path.expanduser(located)) and not any(role.model_path for role in config.roles.values()):
         geometry = read_geometry(open_checkpoint(located, components=()), workflows)

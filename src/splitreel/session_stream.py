@@ -22,7 +22,10 @@ class Window:
 
     def __init__(self, requests: Iterable[GenerateRequest], size: int) -> None:
         """`requests` is read only as far as there is room for."""
+        if isinstance(requests, GenerateRequest):
+            raise TypeError("stream: expected several requests, found one. Use generate for it, or stream([request]).")
         self._source = iter(requests)
+        self._taken = 0
         self._size = size
         self._jobs: deque[JobHandle | Exception] = deque()
         self._held_back: GenerateRequest | None = None
@@ -32,8 +35,11 @@ class Window:
         """The next one to submit, None while there is no room or when none is left."""
         if self._full or len(self._jobs) >= self._size:
             return None
-        request, self._held_back = self._held_back or next(self._source, None), None
-        return request
+        if self._held_back is not None:
+            request, self._held_back = self._held_back, None
+            return request
+        self._taken += 1
+        return next(self._source, None)
 
     def admitted(self, job: JobHandle) -> None:
         """It is under way."""
@@ -46,6 +52,7 @@ class Window:
         if isinstance(error, QueueFull) and self._jobs:
             self._held_back, self._full = request, True
         else:
+            error.add_note(f"It is request {self._taken} of the stream.")
             self._jobs.append(error)
 
     def first(self) -> JobHandle | None:

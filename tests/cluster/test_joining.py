@@ -29,6 +29,7 @@ from engines import unopened
 from splitreel.cluster.connection import connect
 from splitreel.cluster.embedded import SOURCES, EmbeddedCluster, EmbeddedNode
 from splitreel.cluster.local import LocalBackend
+from splitreel.cluster.reach import reach
 from splitreel.config import parse_config
 from splitreel.engine.engine import Engine
 from splitreel.engine.limits import Deadlines, Limits
@@ -210,6 +211,16 @@ async def test_nobody_there(open_engine: Any, address: str, found: str) -> None:
     error = await refused(open_engine, address, ClusterUnreachable)
     assert str(error).startswith(f"cluster.address {address}: expected")
     assert found in str(error)
+
+
+async def test_the_address_that_was_given_is_named_beside_rays() -> None:
+    """Ray takes the machine's own address for 127.0.0.1 and localhost."""
+    with pytest.raises(ClusterUnreachable) as caught:
+        reach("127.0.0.2:1", given="localhost:1")
+    assert str(caught.value).startswith(
+        "cluster.address localhost:1 (127.0.0.2:1 to Ray): expected a Ray head, found nob"
+    )
+    assert caught.value.address == "localhost:1"
 
 
 @pytest.mark.parametrize(

@@ -253,6 +253,15 @@ def test_a_hub_model_is_not_loaded_for_a_workflow_it_is_not_asked_to_serve(folde
     assert "checking the model's files" not in done.stderr
 
 
+def test_a_model_that_is_nowhere_is_named_before_ray_starts(folder: Path) -> None:
+    text = CONFIG.replace("path: tiny", "path: /nonexistent").replace("address: local", "address: embedded")
+    (folder / "splitreel.yaml").write_text(text)
+    done = splitreel(folder, "generate", *PROMPT)
+    assert done.returncode == 3
+    assert "expected a directory, a hub id (owner/name) or tiny, found '/nonexistent'" in done.stderr
+    assert "Ray node" not in done.stderr
+
+
 def test_a_broken_checkpoint_is_code_3(folder: Path) -> None:
     (folder / "model").mkdir()
     done = splitreel(folder, "generate", *PROMPT, "--set", "model.path=model")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from test_cli_config import splitreel
 
 
@@ -23,14 +24,29 @@ def test_with_stage_times_the_comparison_is_the_answer(tmp_path: Path) -> None:
     done = splitreel(tmp_path, "plan", "--node", "a=80", *times)
     assert "It does not fit:" in done.stdout
     assert done.stdout.endswith(
-        "The machines given do not hold the model; with up to 2 like the smallest of them these do: one machine, reloading, "
-        "2 independent, reloading, split.\n"
+        "The machines given do not hold the model; with up to 2 like the smallest of them these do: one machine, reloading; "
+        "2 independent, reloading; split.\n"
     )
     none = splitreel(tmp_path, "plan", "--node", "a=20", *times, code=3)
     assert none.stdout.endswith("\nThe machines given do not hold the model.\n")
     found = json.loads(splitreel(tmp_path, "plan", "--node", "a=80", *times, "--json").stdout)
     assert found["memory"]["fits"] is False
     assert found["layouts"][2]["name"] == "split"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--times", "garbage"), "--times: garbage: expected stage times"),
+        (("--sweep", "x"), "--times: expected the seconds of each stage"),
+        (("--times", "encode=2,denoise=60,decode=8", "--sweep", "/proc/foo/x"), "--sweep: expected a place to write"),
+        (("--times", "encode=2,denoise=60,decode=8", "--rates", "1,2"), "--rates: expected --sweep too, found none."),
+    ],
+)
+def test_wrong_usage_is_said_before_any_result(tmp_path: Path, options: tuple[str, ...], message: str) -> None:
+    done = splitreel(tmp_path, "plan", "--node", "a=128", "--offline", *options, code=2)
+    assert done.stdout == ""
+    assert done.stderr.startswith(f"error: {message}")
 
 
 def test_a_film_that_generate_refuses_is_refused_in_the_same_words(tmp_path: Path) -> None:

@@ -45,7 +45,10 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     ("a typing error in the address", base(cluster={"address": "embeded"}), "Did you mean embedded?"),
     ("an impossible port", base(cluster={"address": "10.0.0.1:99999"}), "cluster.address: expected HOST:PORT, auto, embedded or local"),
     ("no roles", base(roles={}), "roles:"),
-    ("device", base(roles={"encoder_decoder": {}, "dit": {"device": "gpu"}}), "roles.dit.device:"),
+    ("device", base(roles={"encoder_decoder": {}, "dit": {"device": "gpu"}}), "roles.dit.device: expected cpu, cuda or cuda:NUMBER, found 'gpu'. Did you mean cuda?"),
+    ("no section", base(engine=3), "engine: expected a section with settings of its own, found 3."),
+    ("no whole number", base(engine={"look_ahead": None}), "engine.look_ahead: expected a whole number, found None."),
+    ("more threads than any machine has", base(roles={"encoder_decoder": {}, "dit": {"threads": 100_000}}), "roles.dit.threads: input should be less than or equal to 1024, found 100000"),
     ("dtype", base(roles={"encoder_decoder": {}, "dit": {"dtype": "fp8"}}), "roles.dit.dtype:"),
     ("dtype map without default", base(roles={"encoder_decoder": {}, "dit": {"dtype": {"vae": "float32"}}}), "expected a `default`"),
     ("threads", base(roles={"encoder_decoder": {}, "dit": {"threads": 0}}), "roles.dit.threads:"),
@@ -93,6 +96,24 @@ def test_file_and_overrides(tmp_path: Path) -> None:
     assert config.engine.max_in_flight == 2
     assert config.roles["dit"].threads == 1
     assert config.model.workflows == ("t2va", "fl2va")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("engine.look_ahead=", "--set engine.look_ahead=: expected a whole number, found None."),
+        ("model.pth=x", "--set model.pth=x: unknown setting. Did you mean path?"),
+        ("engine={retrys: 1}", "--set engine={retrys: 1}: retrys: unknown setting. Did you mean retries?"),
+        ("cluster.address=foo", "--set cluster.address=foo: expected HOST:PORT, auto, embedded or local, found 'foo'."),
+    ],
+)
+def test_a_wrong_override_is_named_instead_of_the_file(tmp_path: Path, override: str, message: str) -> None:
+    path = write(tmp_path, "model: {path: tiny}\nroles: {encoder_decoder: {}, dit: {}}\nserve: {port: 99999}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, [override])
+    lines = str(caught.value).splitlines()
+    assert message in lines
+    assert [line for line in lines if line.startswith(f"{path}: serve.port: ")]
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from splitreel.h3.released import FilmSize
-from splitreel.plan.layouts import Setting, Times
+from splitreel.plan.layouts import Setting, Times, figures, layouts, verdicts
 from splitreel.plan.memory import parse_machine
-from splitreel.plan.partitions import Share, advice, bound, shares
+from splitreel.plan.partitions import Share, advice, beyond, bound, shares
 from splitreel.plan.report import shares_text
 from splitreel.plan.sizes import RELEASE, sizes_of
 
@@ -61,6 +61,18 @@ def test_it_is_said_when_the_busiest_transformer_makes_fewer_films() -> None:
     )
     assert "1 encoder + 3 dit_decoder, 49%, makes more films, 58.1 per hour against 39.1: take that" in line
     assert "2 encoder_decoder + 2 dit 68% (52.9)" in line
+
+
+def test_what_is_advised_is_compared_with_the_rest() -> None:
+    """No two verdicts: the partition that makes most films is among the layouts, where it makes more than they do."""
+    here = setting(Times(42, 92, 94), machine=parse_machine("spark=128:unified"))
+    compared = [figures(layout) for layout in layouts(here, 4)]
+    (better,) = beyond(here, shares(here, 4), compared)
+    assert better.name == "split, 1 encoder + 3 dit_decoder"
+    assert verdicts([*compared, figures(better)])[0].startswith(
+        "4 machines: the split pays: split, 1 encoder + 3 dit_decoder 58.1 films per hour"
+    )
+    assert beyond(here, shares(here, 2), [figures(layout) for layout in layouts(here, 2)]) == []
 
 
 def test_what_does_not_fit_is_not_advised() -> None:

@@ -125,7 +125,7 @@ def _connect(address: str, nodes: int, report: Callable[[str], None]) -> Connect
             _refuse_second(wanted)
         return Connection(current, joined=False)
     head = resolve(address)
-    reach(head, discovered=address == "auto" and not os.environ.get("RAY_ADDRESS"))
+    reach(head, given=address, discovered=address == "auto" and not os.environ.get("RAY_ADDRESS"))
     _init(head)
     return Connection(ray.get_runtime_context().gcs_address, joined=True)
 

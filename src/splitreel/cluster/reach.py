@@ -57,7 +57,7 @@ def resolve(address: str) -> str:
             nothing_runs=True,
         ) from error
     except (ValueError, OSError) as error:
-        raise _error(wanted, "HOST:PORT of a Ray head", "something else", "Give both.") from error
+        raise _error(wanted, "HOST:PORT of a Ray head", repr(wanted), "Give both.") from error
     if found is None:
         raise _error(wanted, "HOST:PORT of a Ray head", "none", "Give it, or use embedded.")
     return found
@@ -76,21 +76,23 @@ def same(first: str, second: str) -> bool:
     return first == second or meaning(first) == meaning(second)
 
 
-def reach(address: str, *, discovered: bool = False) -> None:
+def reach(address: str, *, given: str = "", discovered: bool = False) -> None:
     """Return when a Ray head answers at `HOST:PORT` and takes this process's token. Raises ClusterUnreachable within
-    10 s. `discovered`: found on this machine; then Ray uses a token that lies in the home directory unasked.
+    10 s. `given`: what the user wrote, for which Ray may have another name. `discovered`: found on this machine; then Ray
+    uses a token that lies in the home directory unasked.
     """
-    _connect(address)
+    shown = f"{given} ({address} to Ray)" if given not in ("", "auto", address) else address
+    _connect(address, shown)
     if discovered:
         getattr(token_setup, "maybe_enable_token_auth_if_token_available", lambda **_: None)(warn_if_disabled=False)
     try:
         token_setup.ensure_token_if_auth_enabled(create_token_if_missing=False)
     except (AuthenticationError, RuntimeError) as error:
-        raise _refused(address, f"none: {looked_for()}") from error
+        raise _refused(shown, f"none: {looked_for()}") from error
     problem = _ask(address)
     if isinstance(problem, AuthenticationError):
         raise _refused(
-            address,
+            shown,
             f"another one: {looked_for()}"
             if token_mode()
             else f"that none is sent, since {MODE} is {os.environ.get(MODE) or 'not set'} here",
@@ -98,7 +100,7 @@ def reach(address: str, *, discovered: bool = False) -> None:
     if problem is not None:
         text = str(problem).strip().splitlines()
         raise _error(
-            address,
+            shown,
             f"a Ray head of this version that answers within {ANSWER_S:g} s",
             f"something else listening there ({text[0] if text else type(problem).__name__})",
             "See that the head runs there and that the port is its own (6379 unless chosen otherwise).",
@@ -141,16 +143,16 @@ def _refused(address: str, found: str) -> ClusterUnreachable:
     )
 
 
-def _connect(address: str) -> None:
+def _connect(address: str, shown: str) -> None:
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
     except (ValueError, OverflowError) as error:
-        raise _error(address, "HOST:PORT of a Ray head", "a port that is none", "Give a number below 65536.") from error
+        raise _error(shown, "HOST:PORT of a Ray head", "a port that is none", "Give a number below 65536.") from error
     except OSError as error:
         text = error.strerror or f"no answer within {CONNECT_S:g} s"
         raise _error(
-            address,
+            shown,
             "a Ray head",
             f"nobody there ({text})",
             "See that it runs (ray start --head), that host and port are right, and that no firewall is between.",
@@ -182,5 +184,7 @@ def _ask(address: str) -> Exception | None:
 
 def _error(address: str, expected: str, found: str, hint: str, **details: bool) -> ClusterUnreachable:
     return ClusterUnreachable(
-        f"cluster.address {address}: expected {expected}, found {found}. {hint}", address=address, **details
+        f"cluster.address {address}: expected {expected}, found {found}. {hint}",
+        address=address.partition(" ")[0],
+        **details,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any, get_args
@@ -51,7 +51,7 @@ def parse_config(content: Mapping[str, Any], overrides: Sequence[str] = (), *, o
     try:
         return Config.model_validate(merged)
     except ValidationError as error:
-        raise ConfigError("\n".join(f"{origin}: {line}" for line in _explain(error))) from None
+        raise ConfigError("\n".join(_explain(error, overrides, origin))) from None
 
 
 def apply_override(content: Mapping[str, Any], override: str) -> dict[str, Any]:
@@ -78,23 +78,54 @@ def apply_override(content: Mapping[str, Any], override: str) -> dict[str, Any]:
     return copy
 
 
-def _explain(error: ValidationError) -> list[str]:
-    lines = []
+# What pydantic says of a value of the wrong kind, in words for whoever wrote it.
+_EXPECTED = {
+    "int_type": "a whole number",
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "string_type": "a text",
+    "list_type": "a list",
+    "dict_type": "a section with settings of its own",
+    "model_type": "a section with settings of its own",
+}
+
+
+def _explain(error: ValidationError, overrides: Sequence[str], origin: str) -> list[str]:
+    """A line for each wrong setting; `--set` is named instead of the file where the value came from there."""
+    return list(dict.fromkeys(_placed(path, line, overrides, origin) for path, line in _wrong(error)))
+
+
+def _placed(path: str, line: str, overrides: Sequence[str], origin: str) -> str:
+    for override in reversed(overrides):
+        key = override.partition("=")[0].strip()
+        if f"{path}.".startswith(f"{key}."):
+            inner = path[len(key) + 1 :]
+            return f"--set {override}: {f'{inner}: ' if inner else ''}{line}"
+    return f"{origin}: {f'{path}: ' if path else ''}{line}"
+
+
+def _wrong(error: ValidationError) -> Iterator[tuple[str, str]]:
+    """Path of each wrong setting, and what is wrong with it."""
     for item in error.errors(include_url=False):
         path = ".".join(str(part) for part in item["loc"] if not _is_union_tag(part))
         found = item["input"]
         if item["type"] == "extra_forbidden":
-            lines.append(f"{path}: unknown setting. {_closest(item['loc'])}")
+            yield path, f"unknown setting. {_closest(item['loc'])}"
         elif item["type"] == "missing":
-            lines.append(f"{path}: expected a value, found none.")
+            yield path, "expected a value, found none."
         elif item["type"] == "value_error":
             message = str(item["ctx"]["error"])
-            lines.append(f"{path}: {message}." if path else f"{message}.")
+            yield path, message if message.endswith((".", "?")) else f"{message}."
         else:
             is_date = isinstance(found, date)
             shown = f"{found}, a date to YAML. Put it in quotes" if is_date else reprlib.repr(found)
-            lines.append(f"{path}: {item['msg'][0].lower()}{item['msg'][1:]}, found {shown}.")
-    return list(dict.fromkeys(lines))
+            expected = _EXPECTED.get(item["type"])
+            says = f"expected {expected}" if expected else f"{item['msg'][0].lower()}{item['msg'][1:]}"
+            yield path, f"{says}, found {shown}."
 
 
 def _is_union_tag(part: int | str) -> bool:

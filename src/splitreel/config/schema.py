@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import reprlib
 from typing import Annotated, Any, Literal, get_args
 
@@ -89,6 +90,9 @@ class ModelConfig(Section):
         return PRESETS[self.preset].steps if self.preset is not None else DEFAULT_STEPS
 
 
+_DEVICE = re.compile(r"^(cpu|cuda(:\d+)?)$")
+
+
 class ClusterConfig(Section):
     """Where the roles run."""
 
@@ -133,13 +137,18 @@ class RoleConfig(Section):
     workflows: list[Workflow] | None = Field(default=None, description="Fewer workflows than the model section names.")
     node: str | None = Field(default=None, description="Address, host name, node id or label (key=value) of the node.")
     nodes: list[str] | None = Field(default=None, description="Several nodes: one worker on each.")
-    device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
+    device: str = Field(
+        default="cpu", description="cpu, cuda or cuda:NUMBER.", json_schema_extra={"pattern": _DEVICE.pattern}
+    )
     num_gpus: float | None = Field(default=None, ge=0, description="Default: 1 for cuda, 0 for cpu.")
     dtype: Annotated[DtypeName | dict[str, DtypeName], BeforeValidator(_known_dtypes)] = Field(
         default="bfloat16", description="One for all components, or per component with a `default`."
     )
     threads: int | None = Field(
-        default=None, ge=1, description="CPU threads of the stage. Results may differ in the last bit between counts."
+        default=None,
+        ge=1,
+        le=1024,
+        description="CPU threads of the stage. Results may differ in the last bit between counts.",
     )
     prompt_cache_bytes: int = Field(
         default=1 << 28,
@@ -156,6 +165,14 @@ class RoleConfig(Section):
         default_factory=dict,
         description="Environment variables of the worker; null: the driver's value is not forwarded.",
     )
+
+    @field_validator("device")
+    @classmethod
+    def _device_form(cls, value: str) -> str:
+        if _DEVICE.fullmatch(value):
+            return value
+        hint = " Did you mean cuda?" if value in ("gpu", "nvidia") else ""
+        raise ValueError(f"expected cpu, cuda or cuda:NUMBER, found {value!r}.{hint}")
 
     @field_validator("stages", mode="before")
     @classmethod

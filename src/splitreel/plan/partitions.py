@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from splitreel.config import STAGES_OF_ROLE
-from splitreel.plan.layouts import SATURATED, Setting, hop_into, obstacle
+from splitreel.plan.layouts import SATURATED, Figures, Layout, Setting, hop_into, obstacle
 from splitreel.plan.simulate import Hand, simulate
 from splitreel.request import Stage
 
@@ -84,7 +84,15 @@ def _share(setting: Setting, counts: dict[str, int]) -> Share:
     why = obstacle(setting, *(STAGES_OF_ROLE[role] for role in counts))
     if why:
         return Share(counts, machines, 0.0, 0.0, why)
-    hands = [
+    hands = _hands(setting, counts)
+    per_hour = simulate([hands], SATURATED, backlog=8 * machines).per_hour
+    dits = sum(Stage.DENOISE in hand.seconds for hand in hands)
+    busy = per_hour / 3600 * setting.times.denoise / dits
+    return Share(counts, machines, min(1.0, busy), per_hour)
+
+
+def _hands(setting: Setting, counts: dict[str, int]) -> list[Hand]:
+    return [
         Hand(
             f"{role} {index + 1}",
             {stage: setting.times.of(stage) + _hop(setting, stage, role) for stage in STAGES_OF_ROLE[role]},
@@ -92,10 +100,18 @@ def _share(setting: Setting, counts: dict[str, int]) -> Share:
         for role, count in counts.items()
         for index in range(count)
     ]
-    per_hour = simulate([hands], SATURATED, backlog=8 * machines).per_hour
-    dits = sum(Stage.DENOISE in hand.seconds for hand in hands)
-    busy = per_hour / 3600 * setting.times.denoise / dits
-    return Share(counts, machines, min(1.0, busy), per_hour)
+
+
+def beyond(setting: Setting, found: Sequence[Share], compared: Sequence[Figures]) -> list[Layout]:
+    """For each number of machines the partition that makes most films, as a layout, where it beats the splits compared."""
+    better = []
+    for machines in sorted({each.machines for each in found}):
+        best = max((each for each in found if each.machines == machines), key=lambda each: each.per_hour)
+        splits = [each for each in compared if each.machines == machines and "independent" not in each.name]
+        known = max((each.per_hour for each in splits), default=0.0)
+        if best.per_hour > known * (1 + EQUAL):
+            better.append(Layout(f"split, {best.name}", machines, (tuple(_hands(setting, best.counts)),)))
+    return better
 
 
 def _hop(setting: Setting, stage: Stage, role: str) -> float:

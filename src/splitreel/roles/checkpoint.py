@@ -179,7 +179,7 @@ def local_checkpoint(source: str) -> Checkpoint | None:
     if path.is_absolute() or source.startswith((".", "~")) or source.count("/") != 1:
         raise CheckpointError(
             f"model.path: expected a directory, a hub id (owner/name) or tiny, found {source!r}, which is no directory "
-            "on this machine.",
+            "on this machine. Check the path.",
             file=source,
         )
     return None

@@ -98,7 +98,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 def _usage_message(error: Exception) -> str:
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "splitreel"
-    return f"{_usage_words(error)} See {command} --help."
+    words = _usage_words(error)
+    return f"{words}{'' if words.endswith(('.', '?')) else '.'} See {command} --help."
 
 
 def _usage_words(error: Exception) -> str:

@@ -83,6 +83,11 @@ def commands(
         print("\n# where you run splitreel\nexport RAY_AUTH_MODE=token")
 
 
+def _is_address(text: str) -> bool:
+    host, _, port = text.rpartition(":")
+    return bool(host) and port.isdecimal() and 0 < int(port) < 65536
+
+
 @app.command("status", epilog=STATUS_EPILOG)
 def status(
     config: _Config = None,
@@ -99,6 +104,10 @@ def status(
 
     if address is not None and (config is not None or overrides):
         raise Refused("--address, --config: expected one of the two, found both. Leave one out.")
+    if address is not None and address != "auto" and not _is_address(address):
+        raise Refused(
+            f"--address: expected HOST:PORT or auto, found {address!r}. Ray's own port is 6379 unless chosen otherwise."
+        )
     settings = None
     if address is None and (config is not None or overrides or Path(DEFAULT_CONFIG).is_file()):
         settings = read_config(config, overrides or [])

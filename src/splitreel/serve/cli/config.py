@@ -55,9 +55,14 @@ def init(
     The first machine reads prompts and makes pictures and sound; each further one runs the transformer.
     """
     from splitreel.config_tools.starter import DEFAULT_MODEL, starter
+    from splitreel.serve.cli.failures import Refused
     from splitreel.serve.cli.files import check_free, write_text
 
     addresses = [part for text in [*(nodes or []), *(more or [])] for part in text.split(",") if part]
+    if model is not None and not model.strip():
+        raise Refused(
+            "--model: expected a directory, a hub id or tiny, found nothing. Leave the option out for the release."
+        )
     text = starter(addresses, model=model or DEFAULT_MODEL, workflow=workflow, device=device)
     check_free(output, overwrite=overwrite)
     write_text(output, text)

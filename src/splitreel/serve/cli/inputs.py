@@ -197,9 +197,10 @@ def _read_line(line: str) -> dict[str, Any]:
         raise Refused(f"expected a JSON object, found {plainly(error)}. Correct the line.") from error
     if not isinstance(content, dict):
         raise Refused(f"expected a JSON object, found {kind_of(content)}. Put the fields in {{ }}.")
+    checked = _checked_fields(content)
     if "prompt" not in content:
-        raise Refused("prompt: expected a text, found none.")
-    return _checked_fields(content)
+        raise Refused("prompt: expected a text, found none. Add it to the line.")
+    return checked
 
 
 def _checked_fields(content: dict[str, Any]) -> dict[str, Any]:

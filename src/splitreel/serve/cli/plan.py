@@ -160,6 +160,7 @@ def plan(
     """
     from splitreel.config import load_config
     from splitreel.plan.adapters import with_settings
+    from splitreel.plan.layouts import Setting, parse_times
     from splitreel.plan.memory import best_layout, forecast, parse_machine, workers_of
     from splitreel.plan.report import memory_json, memory_text
     from splitreel.plan.sizes import RELEASE, film_size, sizes_of
@@ -176,7 +177,14 @@ def plan(
     within("--link-rate", link_rate, "GB per second", 0.001, 1e6)
     if rate is not None:
         within("--rate", rate, "requests per hour", *_RATES)
+    if times is None and (sweep is not None or rate is not None or rates is not None):
+        raise Refused(
+            "--times: expected the seconds of each stage for --rate, --rates and --sweep, found none. Add --times."
+        )
+    if rates is not None and sweep is None:
+        raise Refused("--rates: expected --sweep too, found none. Add --sweep PATH, or give one --rate.")
     wanted = _rates(rates) if rates is not None else None
+    seconds = parse_times(times) if times is not None else None
     if sweep is not None:
         sweep = _sweep_name(sweep)
     size = GenerateRequest(prompt="any", height=height, width=width, num_frames=num_frames)
@@ -213,11 +221,9 @@ def plan(
         report["memory"] = memory_json(found)
         if not as_json:
             print(memory_text(found))
-    if times is not None:
-        from splitreel.plan.layouts import Setting, parse_times
-
+    if seconds is not None:
         speed = Setting(
-            parse_times(times),
+            seconds,
             sizes,
             film,
             served,
@@ -231,12 +237,8 @@ def plan(
             ways = [row["name"] for row in report["layouts"] if not row["obstacle"]]
             fits = bool(ways)
             if not as_json:
-                which = f"; with up to {machines} like the smallest of them these do: {', '.join(ways)}" if ways else ""
+                which = f"; with up to {machines} like the smallest of them these do: {'; '.join(ways)}" if ways else ""
                 print(f"\nThe machines given do not hold the model{which}.")
-    elif sweep is not None or rate is not None or rates is not None:
-        raise Refused(
-            "--times: expected the seconds of each stage for --rate, --rates and --sweep, found none. Add --times."
-        )
     if as_json:
         print(json.dumps(report))
     raise typer.Exit(0 if fits else DEPLOYMENT)
@@ -276,13 +278,17 @@ def _speed(
     gap: bool,
 ) -> dict[str, Any]:
     from splitreel.plan.layouts import figures, layouts, verdicts
-    from splitreel.plan.partitions import advice, shares
+    from splitreel.plan.partitions import advice, beyond, shares
     from splitreel.plan.report import figures_text, shares_text
 
     ways = [layout for count in range(1, machines + 1) for layout in layouts(setting, count)]
     found = [figures(layout, rate=rate) for layout in ways]
-    says = verdicts(found)
     cuts = [share for count in range(2, machines + 1) for share in shares(setting, count)]
+    # What the advice will name is compared with the rest, waiting times and all.
+    better = beyond(setting, cuts, found)
+    ways += better
+    found += [figures(layout, rate=rate) for layout in better]
+    says = verdicts(found)
     advised = advice(cuts)
     report: dict[str, Any] = {
         "layouts": [_plain(each) for each in found],
@@ -335,12 +341,13 @@ def _rates(text: str) -> list[float]:
 
 def _sweep_name(path: Path) -> Path:
     from splitreel.serve.cli.failures import Refused
-    from splitreel.serve.cli.files import check_free
+    from splitreel.serve.cli.files import check_folder, check_free
 
     if path.name in ("", ".."):
         raise Refused(f"--sweep: expected a name for two files, found the folder {path}. For example {path / 'plan'}.")
     for ending in ("csv", "png"):
         check_free(path.with_name(f"{path.name}.{ending}"), overwrite=True, option="--sweep")
+    check_folder(path, option="--sweep")
     return path
 
 
