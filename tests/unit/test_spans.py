@@ -198,7 +198,7 @@ def test_importing_configures_no_logging_and_registers_no_metrics() -> None:
 def test_the_section_is_checked_and_reaches_the_workers() -> None:
     content = {"model": {"path": "tiny"}, "roles": {"all": {}}}
     assert parse_config(content, ["trace.sync=true", "trace.nvtx=true"]).role_spec("all").trace_sync
-    with pytest.raises(ConfigError, match=r"trace\.fil: unknown setting\. Did you mean file\?"):
+    with pytest.raises(ConfigError, match=r"--set trace\.fil=x: unknown setting\. Did you mean file\?"):
         parse_config(content, ["trace.fil=x"])
-    with pytest.raises(ConfigError, match=r"trace\.otlp_endpoint: "):
+    with pytest.raises(ConfigError, match=r"--set trace\.otlp_endpoint=localhost: "):
         parse_config(content, ["trace.otlp_endpoint=localhost"])
