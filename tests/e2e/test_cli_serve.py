@@ -121,7 +121,8 @@ def test_a_key_is_shown_once_and_its_line_fits_the_config(folder: Path) -> None:
     ("arguments", "found"),
     [
         (["--host", "0.0.0.0"], "serve.host: expected a loopback address such as 127.0.0.1 while there are no keys, found 0.0.0.0."),
-        (["--set", "serve.databse=x"], "serve.databse: unknown setting. Did you mean database?"),
+        (["--host", ""], "--host : "),
+        (["--set", "serve.databse=x"], "--set serve.databse=x: unknown setting. Did you mean database?"),
         (["--set", "serve.database=nonsense"], "serve.database: expected an SQLAlchemy URL"),
         (["--folder", "/proc/none"], "serve.folder: expected a folder that can be written"),
         (["--port", "1", "--host", "192.0.2.1", "--set", "serve.allow_without_key=true"], "serve.port: expected to listen on 192.0.2.1:1"),
