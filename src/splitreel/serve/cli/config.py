@@ -41,7 +41,7 @@ def init(
         list[str] | None,
         typer.Option(metavar="ADDR ...", show_default=False, help="The machines; none: this one, without Ray."),
     ] = None,
-    more: Annotated[list[str] | None, typer.Argument(metavar="", show_default=False, hidden=True)] = None,
+    more: Annotated[list[str] | None, typer.Argument(metavar="ADDR", show_default=False, hidden=True)] = None,
     output: _Output = Path("splitreel.yaml"),
     model: Annotated[
         str | None, typer.Option(metavar="PATH", show_default=False, help="A directory, a hub id, or tiny.")
