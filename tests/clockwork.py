@@ -36,6 +36,10 @@ class AwkwardError(Exception):
         self.lock = threading.Lock()
 
 
+class Panic(BaseException):
+    """What Rust's libraries (tokenizers, safetensors) raise when they panic: no Exception."""
+
+
 @dataclass(frozen=True)
 class Facts:
     """No geometry to speak of."""
@@ -104,6 +108,8 @@ def _cause(trouble: str) -> None:
             raise ValueError("the film tore")
         case "awkward error":
             raise AwkwardError(403, "Forbidden", "http://h", {}, b"")
+        case "panic":
+            raise Panic("the thread pool has not been initialized")
         case "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         case "stop":

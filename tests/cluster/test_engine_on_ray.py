@@ -140,11 +140,12 @@ async def test_cancel_of_queued_requests_is_immediate(engine: Engine) -> None:
 
 
 async def test_bad_requests_fail_alone(engine: Engine) -> None:
-    """Ok, bad at encode, bad at denoise (an error that does not unpickle), ok."""
+    """Ok, bad at encode, bad at denoise (an error that does not unpickle, and one that is no Exception), ok."""
     jobs = [
         submit(engine, "ok1"),
         submit(engine, "bad1", encode={"trouble": {"1": "value error"}}),
         submit(engine, "bad2", denoise={"steps": 3, "trouble": {"2": "awkward error"}}),
+        submit(engine, "bad3", denoise={"trouble": {"1": "panic"}}),
         submit(engine, "ok2"),
     ]
     assert digest(await jobs[0].result(30)) == film_digest()
@@ -157,7 +158,9 @@ async def test_bad_requests_fail_alone(engine: Engine) -> None:
     with pytest.raises(StageError, match="AwkwardError: HTTP 403 Forbidden") as caught:
         await jobs[2].result(30)
     assert caught.value.error_type == "AwkwardError"
-    assert digest(await jobs[3].result(30)) == film_digest()
+    with pytest.raises(StageError, match="Panic: the thread pool has not been initialized"):
+        await jobs[3].result(30)
+    assert digest(await jobs[4].result(30)) == film_digest()
     assert {worker.loads for worker in await engine.health()} == {1}
 
 

@@ -17,7 +17,7 @@ from splitreel.config import parse_config
 from splitreel.engine.backend import PayloadGone, StageReceipt
 from splitreel.engine.engine import Engine
 from splitreel.engine.limits import Deadlines, Limits
-from splitreel.errors import ClusterError, WorkerLost
+from splitreel.errors import ClusterError, StageError, WorkerLost, WorkerNotReady
 from splitreel.h3.model import MiniMaxH3
 from splitreel.h3.tiny import cached_tiny
 from splitreel.observe.progress import LoadProgress
@@ -118,3 +118,20 @@ async def test_a_listener_of_loading_that_raises_ends_nothing(caplog: pytest.Log
         async with opened(cached_tiny(), MiniMaxH3(), on_load=raises):
             await asyncio.wait_for(seen.wait(), 20)
     assert "load: a progress listener failed" in caplog.text
+
+
+async def test_a_panic_of_a_library_is_a_failed_stage(nothing: Path) -> None:
+    """It is no Exception, and a request whose stage nobody saw end would wait for ever."""
+    async with opened(nothing, Clockwork()) as engine:
+        job = engine.submit("bad", "t2va", submitted("bad", denoise={"trouble": {"1": "panic"}}))
+        with pytest.raises(
+            StageError, match=r"denoise of request bad failed on .*, role dit: Panic: the thread pool has"
+        ):
+            await job.result(10)
+        await engine.submit("good", "t2va", submitted("good")).result(10)
+
+
+async def test_a_panic_while_loading_ends_the_start(nothing: Path) -> None:
+    with pytest.raises(WorkerNotReady, match=r"role dit .* to load, found Panic: the thread pool has"):
+        async with opened(nothing, Clockwork(trouble_at_load={"denoise": "panic"})):
+            pass

@@ -159,7 +159,9 @@ class WorkerHost:
             logger.debug("%s begins", stage)
             try:
                 made, receipt = self._take_and_run(stage, arrive, control)
-            except Exception as error:
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # also a panic of a library in Rust, which is no Exception
                 logger.debug("%s ended: %s: %s", stage, type(error).__name__, error)
                 # No local name for the failure, here or where this is called: it holds the error, whose traceback holds
                 # these frames and the payload, which would then stay in the store until Python looks for cycles.
@@ -279,7 +281,9 @@ class WorkerHost:
         """The outcome of a part of the start; an error says in which role and where it happened."""
         try:
             return Reply(value=work())
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # as of a stage
             plain = Failure.of(error)
             place = {"role": self._spec.role, "node": self.node.name}
             if isinstance(error, SplitreelError):
@@ -294,12 +298,12 @@ class WorkerHost:
             )
             return Reply(failure=replace(plain, error=located))
 
-    def _failure(self, error: Exception, stage: Stage, request_id: str) -> Failure:
+    def _failure(self, error: BaseException, stage: Stage, request_id: str) -> Failure:
         if isinstance(error, RequestCancelled | PayloadGone):
             return Failure.of(error)
         return self.stage_failure(error, stage, request_id)
 
-    def stage_failure(self, error: Exception, stage: Stage, request_id: str) -> Failure:
+    def stage_failure(self, error: BaseException, stage: Stage, request_id: str) -> Failure:
         """An exception as a StageError that says which stage of which request failed, on which node, in which role."""
         plain = Failure.of(error)
         located = StageError(
