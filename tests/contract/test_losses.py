@@ -103,7 +103,10 @@ async def test_a_payload_that_never_arrives_is_named(nothing: Path) -> None:
     assert (error.request_id, error.stage) == ("r", Stage.DENOISE)  # type: ignore[attr-defined]
 
 
-async def test_a_listener_of_loading_that_raises_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("error", [RuntimeError("the listener broke"), SystemExit(1)], ids=["error", "exit"])
+async def test_a_listener_of_loading_that_raises_ends_nothing(
+    caplog: pytest.LogCaptureFixture, error: BaseException
+) -> None:
     loaded: set[str] = set()
     seen = asyncio.Event()
 
@@ -112,7 +115,7 @@ async def test_a_listener_of_loading_that_raises_ends_nothing(caplog: pytest.Log
             loaded.add(progress.worker)
         if loaded == {"encoder", "dit", "decoder"}:
             seen.set()
-        raise RuntimeError("the listener broke")
+        raise error
 
     with caplog.at_level(logging.ERROR):
         async with opened(cached_tiny(), MiniMaxH3(), on_load=raises):

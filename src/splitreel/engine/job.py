@@ -28,7 +28,7 @@ def guarded(listener: Callable[[T], None], of: str) -> Callable[[T], None]:
     def tell(event: T) -> None:
         try:
             listener(event)
-        except Exception:
+        except BaseException:  # sys.exit() too: on the engine's thread it would end the loop, and no caller
             logger.exception("%s: a progress listener failed", of)
 
     return tell
