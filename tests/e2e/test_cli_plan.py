@@ -39,7 +39,10 @@ def test_with_stage_times_the_comparison_is_the_answer(tmp_path: Path) -> None:
     [
         (("--times", "garbage"), "--times: garbage: expected stage times"),
         (("--sweep", "x"), "--times: expected the seconds of each stage"),
-        (("--times", "encode=2,denoise=60,decode=8", "--sweep", "/proc/foo/x"), "--sweep: expected a place to write"),
+        (
+            ("--times", "encode=2,denoise=60,decode=8", "--sweep", "/proc/foo/x"),
+            "--sweep: /proc/foo/x.csv: expected a place where a file can be written",
+        ),
         (("--times", "encode=2,denoise=60,decode=8", "--rates", "1,2"), "--rates: expected --sweep too, found none."),
     ],
 )

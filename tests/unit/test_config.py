@@ -116,6 +116,14 @@ def test_a_wrong_override_is_named_instead_of_the_file(tmp_path: Path, override:
     assert [line for line in lines if line.startswith(f"{path}: serve.port: ")]
 
 
+def test_the_last_override_holds_and_options_after_all() -> None:
+    again = ["engine.retries=1", "engine.retries=2", "engine.retries=1"]
+    assert parse_config(base(), again).engine.retries == 1
+    assert parse_config(base(), again, {"engine.retries=3": "--retries 3"}).engine.retries == 3
+    with pytest.raises(ConfigError, match=r"^--retries x: expected a whole number, found 'x'\.$"):
+        parse_config(base(), again, {"engine.retries=x": "--retries x"})
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -81,18 +81,18 @@ def reach(address: str, *, given: str = "", discovered: bool = False) -> None:
     10 s. `given`: what the user wrote, for which Ray may have another name. `discovered`: found on this machine; then Ray
     uses a token that lies in the home directory unasked.
     """
-    shown = f"{given} ({address} to Ray)" if given not in ("", "auto", address) else address
-    _connect(address, shown)
+    _connect(address, given)
     if discovered:
         getattr(token_setup, "maybe_enable_token_auth_if_token_available", lambda **_: None)(warn_if_disabled=False)
     try:
         token_setup.ensure_token_if_auth_enabled(create_token_if_missing=False)
     except (AuthenticationError, RuntimeError) as error:
-        raise _refused(shown, f"none: {looked_for()}") from error
+        raise _refused(address, given, f"none: {looked_for()}") from error
     problem = _ask(address)
     if isinstance(problem, AuthenticationError):
         raise _refused(
-            shown,
+            address,
+            given,
             f"another one: {looked_for()}"
             if token_mode()
             else f"that none is sent, since {MODE} is {os.environ.get(MODE) or 'not set'} here",
@@ -100,10 +100,11 @@ def reach(address: str, *, given: str = "", discovered: bool = False) -> None:
     if problem is not None:
         text = str(problem).strip().splitlines()
         raise _error(
-            shown,
+            address,
             f"a Ray head of this version that answers within {ANSWER_S:g} s",
             f"something else listening there ({text[0] if text else type(problem).__name__})",
             "See that the head runs there and that the port is its own (6379 unless chosen otherwise).",
+            given,
         ) from problem
 
 
@@ -132,30 +133,33 @@ def _file(path: str) -> str:
         return f"{path}, {'absent' if isinstance(error, FileNotFoundError) else 'not readable'}"
 
 
-def _refused(address: str, found: str) -> ClusterUnreachable:
+def _refused(address: str, given: str, found: str) -> ClusterUnreachable:
     return _error(
         address,
         "the token of the cluster that answers there",
         found,
         f"Set {MODE}=token here, and give the token that the head was started with: in {TOKEN}, in the file that "
         f"{TOKEN_PATH} names, or in {TOKEN_FILE}, copied from the head.",
+        given,
         token_refused=True,
     )
 
 
-def _connect(address: str, shown: str) -> None:
+def _connect(address: str, given: str) -> None:
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
     except (ValueError, OverflowError) as error:
-        raise _error(shown, "HOST:PORT of a Ray head", "a port that is none", "Give a number below 65536.") from error
+        expected, found = "HOST:PORT of a Ray head", "a port that is none"
+        raise _error(address, expected, found, "Give a number below 65536.", given) from error
     except OSError as error:
         text = error.strerror or f"no answer within {CONNECT_S:g} s"
         raise _error(
-            shown,
+            address,
             "a Ray head",
             f"nobody there ({text})",
             "See that it runs (ray start --head), that host and port are right, and that no firewall is between.",
+            given,
         ) from error
 
 
@@ -182,9 +186,8 @@ def _ask(address: str) -> Exception | None:
     return answer[0] if answer else TimeoutError("no answer")
 
 
-def _error(address: str, expected: str, found: str, hint: str, **details: bool) -> ClusterUnreachable:
+def _error(address: str, expected: str, found: str, hint: str, given: str = "", **details: bool) -> ClusterUnreachable:
+    shown = f"{given} ({address} to Ray)" if given not in ("", "auto", address) else address
     return ClusterUnreachable(
-        f"cluster.address {address}: expected {expected}, found {found}. {hint}",
-        address=address.partition(" ")[0],
-        **details,
+        f"cluster.address {shown}: expected {expected}, found {found}. {hint}", address=address, **details
     )

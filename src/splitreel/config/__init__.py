@@ -18,6 +18,7 @@ from splitreel.config.schema import (
     ModelConfig,
     RoleConfig,
     TraceConfig,
+    is_head_address,
 )
 from splitreel.config.serving import KeyConfig, ServeConfig
 from splitreel.config.slices import AttentionSpec, CacheSpec, MemorySpec, RoleSpec, ScheduleSpec, VsaSpec
@@ -51,6 +52,7 @@ __all__ = [
     "VsaConfig",
     "VsaSpec",
     "apply_override",
+    "is_head_address",
     "known_backend",
     "load_config",
     "parse_config",

@@ -8,6 +8,7 @@ import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, get_args
 
 import yaml
@@ -19,8 +20,13 @@ from splitreel.errors import ConfigError
 from splitreel.words import kind_of, plainly
 
 
-def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Config:
-    """Read a YAML file and apply `a.b=c` overrides. Raises ConfigError that names every wrong setting by its path."""
+def load_config(
+    path: str | os.PathLike[str], overrides: Sequence[str] = (), options: Mapping[str, str] = MappingProxyType({})
+) -> Config:
+    """Read a YAML file and apply `a.b=c` overrides. Raises ConfigError that names every wrong setting by its path.
+
+    `options`: further overrides, after the others, and the option of the command line that each was given as.
+    """
     file = Path(path)
     try:
         if file.exists() and not file.is_file():
@@ -40,18 +46,25 @@ def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
             f"{file}: expected a mapping with model, cluster, roles, engine, trace and serve, found "
             f"{kind_of(content)}. Name a config (splitreel config init writes one)."
         )
-    return parse_config(content, overrides, origin=str(file))
+    return parse_config(content, overrides, options, origin=str(file))
 
 
-def parse_config(content: Mapping[str, Any], overrides: Sequence[str] = (), *, origin: str = "config") -> Config:
-    """Check plain data against the schema. Raises ConfigError."""
+def parse_config(
+    content: Mapping[str, Any],
+    overrides: Sequence[str] = (),
+    options: Mapping[str, str] = MappingProxyType({}),
+    *,
+    origin: str = "config",
+) -> Config:
+    """Check plain data against the schema; overrides and options as of `load_config`. Raises ConfigError."""
     merged = dict(content)
-    for override in overrides:
+    named = [(override, f"--set {override}") for override in overrides] + list(options.items())
+    for override, _ in named:
         merged = apply_override(merged, override)
     try:
         return Config.model_validate(merged)
     except ValidationError as error:
-        raise ConfigError("\n".join(_explain(error, overrides, origin))) from None
+        raise ConfigError("\n".join(_explain(error, named, origin))) from None
 
 
 def apply_override(content: Mapping[str, Any], override: str) -> dict[str, Any]:
@@ -94,17 +107,17 @@ _EXPECTED = {
 }
 
 
-def _explain(error: ValidationError, overrides: Sequence[str], origin: str) -> list[str]:
-    """A line for each wrong setting; `--set` is named instead of the file where the value came from there."""
-    return list(dict.fromkeys(_placed(path, line, overrides, origin) for path, line in _wrong(error)))
+def _explain(error: ValidationError, named: Sequence[tuple[str, str]], origin: str) -> list[str]:
+    """A line for each wrong setting, with the name of the override that its value came from, or of the file."""
+    return list(dict.fromkeys(_placed(path, line, named, origin) for path, line in _wrong(error)))
 
 
-def _placed(path: str, line: str, overrides: Sequence[str], origin: str) -> str:
-    for override in reversed(overrides):
+def _placed(path: str, line: str, named: Sequence[tuple[str, str]], origin: str) -> str:
+    for override, name in reversed(named):
         key = override.partition("=")[0].strip()
         if f"{path}.".startswith(f"{key}."):
             inner = path[len(key) + 1 :]
-            return f"--set {override}: {f'{inner}: ' if inner else ''}{line}"
+            return f"{name}: {f'{inner}: ' if inner else ''}{line}"
     return f"{origin}: {f'{path}: ' if path else ''}{line}"
 
 

@@ -90,6 +90,12 @@ class ModelConfig(Section):
         return PRESETS[self.preset].steps if self.preset is not None else DEFAULT_STEPS
 
 
+def is_head_address(text: str) -> bool:
+    """Whether it has the form HOST:PORT."""
+    host, _, port = text.rpartition(":")
+    return bool(host) and port.isdecimal() and 0 < int(port) < 65536
+
+
 _DEVICE = re.compile(r"^(cpu|cuda(:\d+)?)$")
 
 
@@ -107,8 +113,7 @@ class ClusterConfig(Section):
     @classmethod
     def _address_form(cls, value: str) -> str:
         words = ("auto", "embedded", "local")
-        host, colon, port = value.rpartition(":")
-        if value in words or (colon and host and port.isdecimal() and 0 < int(port) < 65536):
+        if value in words or is_head_address(value):
             return value
         near = difflib.get_close_matches(value, words, n=1)
         hint = f" Did you mean {near[0]}?" if near else ""

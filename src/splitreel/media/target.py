@@ -37,6 +37,12 @@ def check_output(path: str | os.PathLike[str]) -> Path:
     target = Path(path)
     if target.suffix.lower() != ".mp4":
         raise ConfigError(f"{target}: expected a name that ends in .mp4, found {target.name!r}. Rename the output.")
+    check_place(target)
+    return target
+
+
+def check_place(target: Path) -> None:
+    """Raise ConfigError unless a file can be written there; nothing is left behind."""
     try:
         if target.exists() and not target.is_file():
             raise ConfigError(f"{target}: expected a file or a free name, found a directory or device. Rename it.")
@@ -58,7 +64,6 @@ def check_output(path: str | os.PathLike[str]) -> Path:
             f"{target}: expected a place where a file can be written, found {plainly(error, target)}. Choose another "
             "folder or name."
         ) from error
-    return target
 
 
 def create_partial(target: Path | None) -> Path:

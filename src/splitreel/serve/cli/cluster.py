@@ -83,11 +83,6 @@ def commands(
         print("\n# where you run splitreel\nexport RAY_AUTH_MODE=token")
 
 
-def _is_address(text: str) -> bool:
-    host, _, port = text.rpartition(":")
-    return bool(host) and port.isdecimal() and 0 < int(port) < 65536
-
-
 @app.command("status", epilog=STATUS_EPILOG)
 def status(
     config: _Config = None,
@@ -99,12 +94,13 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", metavar="", help="One JSON object on stdout.")] = False,
 ) -> None:
     """Print the nodes that are alive: addresses, labels, GPUs and who holds them; and whether the config's are among them."""
+    from splitreel.config import is_head_address
     from splitreel.serve.cli.failures import Refused
     from splitreel.serve.cli.inputs import DEFAULT_CONFIG, read_config
 
     if address is not None and (config is not None or overrides):
         raise Refused("--address, --config: expected one of the two, found both. Leave one out.")
-    if address is not None and address != "auto" and not _is_address(address):
+    if address is not None and address != "auto" and not is_head_address(address):
         raise Refused(
             f"--address: expected HOST:PORT or auto, found {address!r}. Ray's own port is 6379 unless chosen otherwise."
         )

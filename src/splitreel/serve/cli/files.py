@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 
 from splitreel.serve.cli.failures import Refused
@@ -20,24 +19,6 @@ def check_free(path: Path, *, overwrite: bool, option: str = "--output") -> None
         raise Refused(
             f"{option}: expected a free name, found {path}. Choose another one, or give --overwrite to replace it."
         )
-
-
-def check_folder(path: Path, *, option: str = "--output") -> None:
-    """Raise Refused if the folder of a file neither exists nor can be made, or takes no files; makes nothing."""
-    there = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK) or not _takes_files(there):
-        raise Refused(
-            f"{option}: expected a place to write {path}, found that {there} takes no files. Choose another one."
-        )
-
-
-def _takes_files(folder: Path) -> bool:
-    """By trying, since root may write to /proc and yet cannot."""
-    try:
-        with tempfile.TemporaryFile(dir=folder):
-            return True
-    except OSError:
-        return False
 
 
 def write_text(path: Path, text: str, *, option: str = "--output") -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -44,9 +45,9 @@ class Order:
         return f"{self.origin}: {message}" if self.origin else message
 
 
-def read_config(path: Path | None, overrides: list[str]) -> Config:
-    """The config that was named, or splitreel.yaml of this directory. Raises ConfigError or Refused."""
-    return load_config(find_config(path), overrides)
+def read_config(path: Path | None, overrides: list[str], options: Mapping[str, str] = MappingProxyType({})) -> Config:
+    """The config that was named, or splitreel.yaml of this directory, with overrides. Raises ConfigError or Refused."""
+    return load_config(find_config(path), overrides, options)
 
 
 def find_config(path: Path | None) -> Path:

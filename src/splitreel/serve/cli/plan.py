@@ -340,14 +340,19 @@ def _rates(text: str) -> list[float]:
 
 
 def _sweep_name(path: Path) -> Path:
+    from splitreel.errors import ConfigError
+    from splitreel.media.target import check_place
     from splitreel.serve.cli.failures import Refused
-    from splitreel.serve.cli.files import check_folder, check_free
+    from splitreel.serve.cli.files import check_free
 
     if path.name in ("", ".."):
         raise Refused(f"--sweep: expected a name for two files, found the folder {path}. For example {path / 'plan'}.")
-    for ending in ("csv", "png"):
-        check_free(path.with_name(f"{path.name}.{ending}"), overwrite=True, option="--sweep")
-    check_folder(path, option="--sweep")
+    for file in (path.with_name(f"{path.name}.{ending}") for ending in ("csv", "png")):
+        check_free(file, overwrite=True, option="--sweep")
+        try:
+            check_place(file)
+        except ConfigError as error:
+            raise Refused(f"--sweep: {error.message}") from error
     return path
 
 

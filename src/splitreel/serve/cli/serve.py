@@ -63,14 +63,14 @@ def serve(
 
     Stops in order on Ctrl-C and SIGTERM: takes no more jobs, lets running ones end or puts them back into the queue.
     """
-    from splitreel.errors import ConfigError
-
     set_verbosity(verbose)
     try:
         import fastapi  # noqa: F401
         import sqlalchemy  # noqa: F401
         import uvicorn  # noqa: F401
     except ModuleNotFoundError as error:
+        from splitreel.errors import ConfigError
+
         raise ConfigError(
             f"serve: expected the server's packages, found no {error.name}. Install them: pip install 'splitreel[serve]'."
         ) from None
@@ -82,13 +82,7 @@ def serve(
 
     given = {name: value for name, value in (("host", host), ("port", port), ("folder", folder)) if value is not None}
     flags = {f"serve.{name}={_yaml(value)}": f"--{name} {value}" for name, value in given.items()}
-    try:
-        settings = read_config(config, [*(overrides or []), *flags])
-    except ConfigError as error:
-        message = error.message
-        for override, option in flags.items():
-            message = message.replace(f"--set {override}: ", f"{option}: ")
-        raise ConfigError(message) from error
+    settings = read_config(config, overrides or [], flags)
     listen(settings.serve).close()
     open_ledger(settings.serve)[1].close()
     _say("importing torch and the model library")
